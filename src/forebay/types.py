@@ -1,0 +1,194 @@
+"""The values that flow through Forebay. No behaviour beyond derived properties; standard library only.
+
+Units are in the names: `_bytes` are bytes, `_ns` are nanoseconds, `_tokens` are tokens. GiB is 2**30 bytes, GB is 10**9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+BlockKey = NewType("BlockKey", bytes)
+"""32 bytes: SHA-256 of (parent key, tokens of the block), rooted in the digest of a whole `Namespace`."""
+
+Slot = NewType("Slot", int)
+"""Index into the host pool."""
+
+DeviceBlock = NewType("DeviceBlock", int)
+"""Index into the host engine's paged KV cache."""
+
+JobId = NewType("JobId", int)
+
+HOST = "host"
+"""The name under which the host pool appears wherever a tier's name is expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Everything that decides the bytes of a block of given tokens, and nothing else.
+
+    Two processes that agree on every field may exchange blocks; two that differ in any field share no key.
+    What only a process knows (pid, port, hash seed, batch size, free memory) has no place here.
+    """
+
+    model: str
+    """Name for people; `weights_digest` is what identifies the weights."""
+    weights_digest: str
+    """Hex digest of the weights, or an identity that the operator vouches for."""
+    adapter_digest: str = ""
+    """Hex digest of a LoRA or other adapter; empty without one."""
+    kv_dtype: str
+    """Element type of the stored KV, such as `float32` or `bfloat16`."""
+    kv_scales: str = ""
+    """Digest of quantisation scales; empty for unquantised KV."""
+    rope: str
+    """Rotary embedding and its scaling, in canonical form."""
+    layers: int
+    kv_heads: int
+    """KV heads in this shard."""
+    head_dim: int
+    block_tokens: int
+    block_bytes: int
+    """Payload of one block in bytes."""
+    layout: str
+    """Order of the axes inside a block, and whatever else shapes its bytes (attention backend, instruction set)."""
+    shard: int = 0
+    shard_count: int = 1
+    tenant_digest: str = ""
+    """Digest of the tenant's salt (`keys.tenant_digest`), never the salt itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt: the keys of its full blocks, in token order. A partial last block has no key."""
+
+    request_id: str
+    keys: tuple[BlockKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """What the engine needs to know of a tier before it asks it anything."""
+
+    name: str
+    capacity_bytes: int
+    """Bytes that blocks may occupy, headers and padding included."""
+    stored_bytes: int
+    """Bytes that one block of this engine's namespace occupies, header and padding included."""
+    read_latency_ns: int
+    """Typical time to the first byte. Orders the tiers from fast to slow."""
+    shared: bool = False
+    """Other processes add and remove blocks: a block that the index does not know may still be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A block that a tier found in itself when it was opened, of this namespace or of another."""
+
+    key: BlockKey
+    stored_bytes: int
+
+
+class Outcome(Enum):
+    """What became of one block of a job."""
+
+    OK = "ok"
+    MISSING = "missing"
+    """The tier does not hold it (any more)."""
+    CORRUPT = "corrupt"
+    """It was there and was not what it claimed to be; the tier has set it aside."""
+    FAILED = "failed"
+    """An I/O error, or the tier is gone. The stored block may be sound."""
+    FULL = "full"
+    """A write found no room."""
+
+
+class CopyState(Enum):
+    """State of one copy of a block.
+
+    (absent) --reserve--> FILLING --commit--> READY --begin_drop--> DROPPING --drop--> (absent)
+    FILLING --drop--> (absent) when the fill failed; DROPPING --keep--> READY when the delete failed.
+    """
+
+    FILLING = "filling"
+    """Bytes are on their way; a reader must wait."""
+    READY = "ready"
+    DROPPING = "dropping"
+    """A delete is on its way: not readable, and not writable again until it has landed."""
+
+
+class JobKind(Enum):
+    READ = "read"
+    """tier -> host slot"""
+    WRITE = "write"
+    """host slot -> tier, after the blocks it evicts are deleted"""
+    COPY_IN = "copy_in"
+    """host slot -> device block"""
+    COPY_OUT = "copy_out"
+    """device block -> host slot"""
+    PROBE = "probe"
+    """ask a shared tier which blocks it holds"""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One block of a load plan: where it comes from. `source` is `HOST` or a tier's name; that copy is pinned."""
+
+    key: BlockKey
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """An unbroken prefix of a request, in token order. Every copy it names is pinned until the load has ended."""
+
+    request_id: str
+    reads: tuple[Read, ...]
+    wanted_blocks: int
+
+    @property
+    def hit_blocks(self) -> int:
+        return len(self.reads)
+
+    @property
+    def compute_blocks(self) -> int:
+        """Full blocks that the host engine has to compute itself."""
+        return self.wanted_blocks - len(self.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work for an executor or a device port. `keys` and `slots` run in parallel (no slots in a PROBE)."""
+
+    job_id: JobId
+    kind: JobKind
+    tier: str
+    """The tier read, written or probed; `HOST` for copies between host and device."""
+    keys: tuple[BlockKey, ...]
+    slots: tuple[Slot, ...]
+    moved_bytes: int
+    evicts: tuple[BlockKey, ...] = ()
+    """Blocks that a WRITE deletes before it writes, so that the tier never exceeds its capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """`outcomes` has an entry for every key in `job.keys` and `job.evicts`."""
+
+    job: Job
+    outcomes: Mapping[BlockKey, Outcome]
+    started_ns: int
+    finished_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A started load has ended: this many leading blocks are on the device, and all its device blocks are free to use.
+
+    A cancelled load ends with 0 blocks. Every started load ends exactly once.
+    """
+
+    request_id: str
+    blocks: int
