@@ -54,7 +54,7 @@ class HostPool:
         self.slot_bytes = -(-block_bytes // ALIGNMENT) * ALIGNMENT
         self.slab = _huge_slab(slots * self.slot_bytes).reshape(slots, self.slot_bytes)
         """uint8 [slots, slot_bytes]; the start address is a multiple of HUGE_PAGE_BYTES."""
-        self._views = [memoryview(self.slab[i]) for i in range(slots)]  # type: ignore[arg-type]
+        self._views = [memoryview(self.slab[i]) for i in range(slots)]
         self._free = [Slot(i) for i in reversed(range(slots))]
         self._is_free = bytearray(b"\1" * slots)
         self.memory = PoolMemory(self.slab.nbytes, _huge_bytes(self.slab.ctypes.data, self.slab.nbytes))

@@ -1,6 +1,6 @@
 """The values that flow through Forebay. No behaviour beyond derived properties; standard library only.
 
-Units are in the names: `_bytes` are bytes, `_ns` are nanoseconds, `_tokens` are tokens. GiB is 2**30 bytes, GB is 10**9.
+Units are in the names: `_bytes`, `_ns` (nanoseconds), `_tokens`. A GiB is 2**30 bytes, a GB is 10**9.
 """
 
 from __future__ import annotations
