@@ -29,6 +29,11 @@ HUGE_PAGE_BYTES = 2 * 2**20
 _TOUCH_THREADS = 4
 
 
+def slot_bytes(block_bytes: int) -> int:
+    """Bytes of one slot: the block, padded to `ALIGNMENT`."""
+    return -(-block_bytes // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
     """What the pool really got, in bytes."""
@@ -51,7 +56,7 @@ class HostPool:
             )
         self.slots = slots
         self.block_bytes = block_bytes
-        self.slot_bytes = -(-block_bytes // ALIGNMENT) * ALIGNMENT
+        self.slot_bytes = slot_bytes(block_bytes)
         self.slab = _huge_slab(slots * self.slot_bytes).reshape(slots, self.slot_bytes)
         """uint8 [slots, slot_bytes]; the start address is a multiple of HUGE_PAGE_BYTES."""
         self._views = [memoryview(self.slab[i]) for i in range(slots)]

@@ -1,0 +1,1 @@
+"""The same engine under virtual time."""

@@ -1,0 +1,137 @@
+"""Configuration -> engine. The only place where names become objects.
+
+A tier or policy is named by its module in `forebay.tiers` or `forebay.policies` (`file`, `lrfu`), or by the dotted path
+of a module anywhere. Such a module has an `Options` struct and a `build` function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from forebay.engine import Engine, EngineOptions, Policies
+from forebay.errors import ConfigError
+from forebay.events import EventSink
+from forebay.executor import ThreadExecutor
+from forebay.hostpool import HostPool, slot_bytes
+from forebay.keys import namespace_key
+from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier
+from forebay.types import HOST, Namespace
+
+
+class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A module by name, and its options in that module's own terms."""
+
+    kind: str
+    options: dict[str, Any] = {}
+
+
+class TierConfig(Named, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    eviction: Named = Named(kind="lru")
+
+
+class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole store. From TOML by `read_config`, or from the embedded default by `embedded`."""
+
+    host_bytes: int
+    """DRAM for the host pool, in bytes. Every transfer passes through it, so it bounds the bytes in flight."""
+    tiers: tuple[TierConfig, ...] = ()
+    host_eviction: Named = Named(kind="lrfu")
+    admission: Named = Named(kind="admit_all")
+    threads_per_lane: int = 2
+    """Jobs at a time for each kind of work on each tier."""
+    engine: EngineOptions = EngineOptions()
+
+    @classmethod
+    def embedded(
+        cls, roots: Sequence[Path | str], *, host_bytes: int, capacity_bytes: int, **file_options: Any
+    ) -> StoreConfig:
+        """One file tier over these roots: the default of everything that needs no configuration file."""
+        options = {
+            "roots": [{"path": str(root)} for root in roots],
+            "capacity_bytes": capacity_bytes,
+            **file_options,
+        }
+        return cls(host_bytes=host_bytes, tiers=(TierConfig(kind="file", options=options),))
+
+
+def read_config(path: Path) -> StoreConfig:
+    """Read a TOML file. Raises ConfigError with the file, the field and what is wrong with it."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), StoreConfig)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def open_engine(
+    config: StoreConfig,
+    namespace: Namespace,
+    make_device: Callable[[HostPool], DevicePort],
+    *,
+    emit: EventSink = lambda event: None,
+    executor: Executor | None = None,
+) -> Engine:
+    """Build the tiers, the host pool and the engine over them. The caller closes the engine.
+
+    Raises ConfigError for unknown names, bad options, and a host pool too small for two blocks.
+    """
+    pool = HostPool(config.host_bytes // slot_bytes(namespace.block_bytes), namespace.block_bytes)
+    tiers = open_tiers(config, namespace)
+    eviction: dict[str, EvictionPolicy] = {HOST: _build("policies", config.host_eviction)}
+    for name, tier in zip(tiers, config.tiers, strict=True):
+        eviction[name] = _build("policies", tier.eviction)
+    admission: AdmissionPolicy = _build("policies", config.admission)
+    return Engine(
+        pool=pool,
+        tiers=tiers,
+        policies=Policies(eviction, admission),
+        device=make_device(pool),
+        executor=executor or ThreadExecutor(config.threads_per_lane),
+        emit=emit,
+        options=config.engine,
+    )
+
+
+def open_tiers(config: StoreConfig, namespace: Namespace) -> Mapping[str, Tier]:
+    """The tiers by their names, in the order of the configuration."""
+    tiers: dict[str, Tier] = {}
+    with contextlib.ExitStack() as undo:
+        for entry in config.tiers:
+            tier: Tier = _build("tiers", entry, namespace, bytes(namespace_key(namespace)))
+            undo.callback(tier.close)
+            if tier.spec.name in (HOST, *tiers):
+                raise ConfigError(f"two tiers are named {tier.spec.name!r}: give one another name in its options")
+            tiers[tier.spec.name] = tier
+        undo.pop_all()
+    return tiers
+
+
+def _build(package: str, named: Named, *context: object) -> Any:
+    module = _module(package, named.kind)
+    try:
+        options = msgspec.convert(named.options, module.Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"options of {named.kind}: {error}") from None
+    return module.build(options, *context)
+
+
+def _module(package: str, kind: str) -> ModuleType:
+    path = kind if "." in kind else f"forebay.{package}.{kind}"
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ConfigError(
+            f"no {kind!r} among the {package} ({error}): use a module's name or its dotted path"
+        ) from None
+    if not hasattr(module, "build") or not hasattr(module, "Options"):
+        raise ConfigError(f"{path} has no Options and build: it is not one of the {package}")
+    return module

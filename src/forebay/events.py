@@ -1,0 +1,112 @@
+"""What happened, as values. Metrics, traces and logs are folds over these; the engine knows none of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from forebay.types import Job, JobKind, Outcome
+
+
+class Reason(Enum):
+    """Why a copy was dropped, or a block was not taken."""
+
+    EVICTED = "evicted"
+    ASKED = "asked"
+    """The host engine or an operator asked for it."""
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    NO_SLOT = "no free host slot"
+    NOT_ADMITTED = "not admitted"
+    NO_ROOM = "tier full, nothing evictable"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request was looked up: `hits` counts its leading blocks by the place they will come from."""
+
+    at_ns: int
+    request_id: str
+    wanted_blocks: int
+    hits: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    at_ns: int
+    job: Job
+    started_ns: int
+    outcomes: tuple[tuple[Outcome, int], ...]
+    """How many of `job.keys` ended in which way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    at_ns: int
+    request_id: str
+    planned_blocks: int
+    loaded_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    at_ns: int
+    place: str
+    blocks: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Blocks that a place did not take. The host engine loses nothing but a later hit."""
+
+    at_ns: int
+    place: str
+    blocks: int
+    reason: Reason
+
+
+Event = Planned | JobEnded | LoadEnded | Dropped | Refused
+EventSink = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running sums over all events: what an operator asks first. Pass `add` to the engine as its event sink."""
+
+    requests: int = 0
+    wanted_blocks: int = 0
+    hit_blocks: Counter[str] = field(default_factory=Counter)
+    """By place."""
+    loaded_blocks: int = 0
+    moved_blocks: Counter[tuple[str, JobKind]] = field(default_factory=Counter)
+    moved_bytes: Counter[tuple[str, JobKind]] = field(default_factory=Counter)
+    busy_ns: Counter[tuple[str, JobKind]] = field(default_factory=Counter)
+    failures: Counter[tuple[str, JobKind, Outcome]] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+    refused: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Planned():
+                self.requests += 1
+                self.wanted_blocks += event.wanted_blocks
+                for place, blocks in event.hits:
+                    self.hit_blocks[place] += blocks
+            case JobEnded(job=job):
+                lane = (job.tier, job.kind)
+                self.busy_ns[lane] += event.at_ns - event.started_ns
+                for outcome, blocks in event.outcomes:
+                    if outcome is Outcome.OK:
+                        self.moved_blocks[lane] += blocks
+                        self.moved_bytes[lane] += job.moved_bytes // len(job.keys) * blocks
+                    else:
+                        self.failures[job.tier, job.kind, outcome] += blocks
+            case LoadEnded():
+                self.loaded_blocks += event.loaded_blocks
+            case Dropped():
+                self.dropped[event.place, event.reason] += event.blocks
+            case Refused():
+                self.refused[event.place, event.reason] += event.blocks

@@ -1,0 +1,67 @@
+"""Jobs on real threads: one small group of threads for each kind of work on each tier.
+
+Separate groups, so that a slow write cannot hold up a read, nor one tier another.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from forebay.ports import Work
+from forebay.types import Job, JobKind, JobResult, Outcome
+
+log = logging.getLogger("forebay.executor")
+
+
+class ThreadExecutor:
+    """`threads_per_lane` jobs of one kind on one tier at a time; a job is itself parallel inside its tier."""
+
+    def __init__(self, threads_per_lane: int = 2) -> None:
+        self._threads_per_lane = threads_per_lane
+        self._lanes: dict[tuple[str, JobKind], ThreadPoolExecutor] = {}
+        self._ended: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._collected: list[JobResult] = []
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def submit(self, job: Job, work: Work) -> None:
+        lane = self._lanes.get((job.tier, job.kind))
+        if lane is None:
+            name = f"forebay-{job.tier}-{job.kind.value}"
+            lane = ThreadPoolExecutor(self._threads_per_lane, thread_name_prefix=name)
+            self._lanes[job.tier, job.kind] = lane
+        lane.submit(self._run, job, work)
+
+    def _run(self, job: Job, work: Work) -> None:
+        started_ns = self.now_ns()
+        try:
+            outcomes = work()
+        except Exception:  # a broken tier must cost a recompute, not the host engine
+            log.exception("%s on %s failed for all of its %d blocks", job.kind.value, job.tier, len(job.keys))
+            outcomes = dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)
+        self._ended.put(JobResult(job, outcomes, started_ns, self.now_ns()))
+
+    def poll(self) -> Sequence[JobResult]:
+        results, self._collected = self._collected, []
+        try:
+            while True:
+                results.append(self._ended.get_nowait())
+        except queue.Empty:
+            return results
+
+    def wait(self, until_ns: int) -> None:
+        if self._collected:
+            return
+        try:
+            self._collected.append(self._ended.get(timeout=max(0, until_ns - self.now_ns()) / 1e9))
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.shutdown(wait=True)

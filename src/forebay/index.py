@@ -1,0 +1,147 @@
+"""Where every block is. In memory, single-threaded, no I/O. The only owner of copy states, pins and byte counts.
+
+A resting copy in a tier is one shared value, so that a block known to one tier costs its key and one dict entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forebay.errors import InvariantBroken
+from forebay.types import HOST, BlockKey, CopyState, Slot
+
+
+class Copy(NamedTuple):
+    """One copy of one block in one place. Replaced, never changed."""
+
+    state: CopyState
+    stored_bytes: int
+    slot: Slot | None = None
+    """Set for copies in the host pool, and only there."""
+    pins: int = 0
+
+
+class BlockIndex:
+    """(key, place) -> Copy, where a place is `HOST` or a tier's name."""
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        self._copies: dict[str, dict[BlockKey, Copy]] = {place: {} for place in places}
+        self._used_bytes = dict.fromkeys(places, 0)
+        self._resting: dict[int, Copy] = {}
+
+    # --- queries
+
+    def get(self, key: BlockKey, place: str) -> Copy | None:
+        return self._copies[place].get(key)
+
+    def is_ready(self, key: BlockKey, place: str) -> bool:
+        copy = self._copies[place].get(key)
+        return copy is not None and copy.state is CopyState.READY
+
+    def is_evictable(self, key: BlockKey, place: str) -> bool:
+        copy = self._copies[place].get(key)
+        return copy is not None and copy.state is CopyState.READY and copy.pins == 0
+
+    def copies(self, place: str) -> Iterator[tuple[BlockKey, Copy]]:
+        yield from self._copies[place].items()
+
+    def count(self, place: str) -> int:
+        return len(self._copies[place])
+
+    def used_bytes(self, place: str) -> int:
+        """Bytes of FILLING and READY copies. DROPPING ones give their room to the write that evicts them."""
+        return self._used_bytes[place]
+
+    # --- transitions: see CopyState for the picture
+
+    def reserve(self, key: BlockKey, place: str, stored_bytes: int, slot: Slot | None = None) -> None:
+        """(absent) -> FILLING, one pin held by the filler."""
+        held = self._copies[place]
+        assert key not in held, f"{place} has this block already"
+        held[key] = Copy(CopyState.FILLING, stored_bytes, slot, pins=1)
+        self._used_bytes[place] += stored_bytes
+
+    def commit(self, key: BlockKey, place: str) -> None:
+        """FILLING -> READY, and the filler's pin is given back."""
+        copy = self._copies[place][key]
+        assert copy.state is CopyState.FILLING
+        self._put(key, place, copy._replace(state=CopyState.READY, pins=copy.pins - 1))
+
+    def abandon(self, key: BlockKey, place: str) -> Copy:
+        """FILLING -> (absent): the fill failed. Only the filler may still hold a pin."""
+        copy = self._copies[place].pop(key)
+        assert copy.state is CopyState.FILLING
+        assert copy.pins == 1, "somebody still waits for this fill"
+        self._used_bytes[place] -= copy.stored_bytes
+        return copy
+
+    def adopt(self, key: BlockKey, place: str, stored_bytes: int) -> None:
+        """(absent) -> READY: the place says that it holds the block."""
+        held = self._copies[place]
+        if key not in held:
+            held[key] = self._at_rest(stored_bytes)
+            self._used_bytes[place] += stored_bytes
+
+    def forget(self, key: BlockKey, place: str) -> Copy:
+        """READY -> (absent): the copy is gone, or no longer trusted."""
+        copy = self._copies[place].pop(key)
+        assert copy.state is CopyState.READY
+        assert copy.pins == 0, "somebody still reads this copy"
+        self._used_bytes[place] -= copy.stored_bytes
+        return copy
+
+    def begin_drop(self, key: BlockKey, place: str) -> None:
+        """READY -> DROPPING"""
+        assert self.is_evictable(key, place)
+        copy = self._copies[place][key]
+        self._copies[place][key] = copy._replace(state=CopyState.DROPPING)
+        self._used_bytes[place] -= copy.stored_bytes
+
+    def keep(self, key: BlockKey, place: str) -> None:
+        """DROPPING -> READY: the delete failed."""
+        copy = self._copies[place][key]
+        assert copy.state is CopyState.DROPPING
+        self._put(key, place, copy._replace(state=CopyState.READY))
+        self._used_bytes[place] += copy.stored_bytes
+
+    def drop(self, key: BlockKey, place: str) -> None:
+        """DROPPING -> (absent): the delete has landed."""
+        copy = self._copies[place].pop(key)
+        assert copy.state is CopyState.DROPPING
+
+    def pin(self, key: BlockKey, place: str) -> None:
+        copy = self._copies[place][key]
+        assert copy.state is not CopyState.DROPPING
+        self._copies[place][key] = copy._replace(pins=copy.pins + 1)
+
+    def unpin(self, key: BlockKey, place: str) -> None:
+        copy = self._copies[place][key]
+        assert copy.pins > 0
+        self._put(key, place, copy._replace(pins=copy.pins - 1))
+
+    def _put(self, key: BlockKey, place: str, copy: Copy) -> None:
+        at_rest = copy.state is CopyState.READY and copy.pins == 0 and copy.slot is None
+        self._copies[place][key] = self._at_rest(copy.stored_bytes) if at_rest else copy
+
+    def _at_rest(self, stored_bytes: int) -> Copy:
+        return self._resting.setdefault(stored_bytes, Copy(CopyState.READY, stored_bytes))
+
+    # --- the promises
+
+    def check(self, slots: int, free_slots: int) -> None:
+        """Raises InvariantBroken unless every slot is free or in exactly one host copy and the byte counts are true."""
+        used = [copy.slot for copy in self._copies[HOST].values()]
+        if None in used or len(set(used)) != len(used):
+            raise InvariantBroken("two host copies share a slot, or one has none")
+        if len(used) + free_slots != slots:
+            raise InvariantBroken(f"slots leak: {len(used)} used and {free_slots} free of {slots}")
+        for place, held in self._copies.items():
+            counted = sum(copy.stored_bytes for copy in held.values() if copy.state is not CopyState.DROPPING)
+            if counted != self._used_bytes[place]:
+                raise InvariantBroken(f"{place}: counted {counted} bytes, the index says {self._used_bytes[place]}")
+            for copy in held.values():
+                if copy.state is CopyState.FILLING and copy.pins < 1:
+                    raise InvariantBroken(f"{place}: a block is being filled by nobody")
+                if (copy.slot is None) == (place == HOST):
+                    raise InvariantBroken(f"{place}: slot {copy.slot} where it does not belong")

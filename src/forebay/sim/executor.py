@@ -1,0 +1,50 @@
+"""Jobs under virtual time: the same work, charged by a cost model instead of by the hardware.
+
+Deterministic: jobs end in the order of (end time, submission). The work itself runs at the job's virtual end, on the
+caller's thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from forebay.ports import Work
+from forebay.types import Job, JobKind, JobResult
+
+
+class SimExecutor:
+    """Each kind of work on each tier is a lane that serves one job at a time, in order."""
+
+    def __init__(self, cost_ns: Callable[[Job], int]) -> None:
+        self._cost_ns = cost_ns
+        self._now_ns = 0
+        self._submitted = 0
+        self._busy_until_ns: dict[tuple[str, JobKind], int] = {}
+        self._running: list[tuple[int, int, int, Job, Work]] = []
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def submit(self, job: Job, work: Work) -> None:
+        lane = (job.tier, job.kind)
+        started_ns = max(self._now_ns, self._busy_until_ns.get(lane, 0))
+        ended_ns = started_ns + self._cost_ns(job)
+        self._busy_until_ns[lane] = ended_ns
+        self._submitted += 1
+        heapq.heappush(self._running, (ended_ns, self._submitted, started_ns, job, work))
+
+    def poll(self) -> Sequence[JobResult]:
+        results: list[JobResult] = []
+        while self._running and self._running[0][0] <= self._now_ns:
+            ended_ns, _, started_ns, job, work = heapq.heappop(self._running)
+            results.append(JobResult(job, work(), started_ns, ended_ns))
+        return results
+
+    def wait(self, until_ns: int) -> None:
+        """Advance the clock to the end of the next job, or to `until_ns` if that comes first."""
+        next_ns = self._running[0][0] if self._running else until_ns
+        self._now_ns = max(self._now_ns, min(next_ns, until_ns))
+
+    def close(self) -> None:
+        """Nothing to release."""
