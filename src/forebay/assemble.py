@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 
-from forebay.engine import Engine, EngineOptions, Policies
+from forebay.engine import Engine, EngineOptions
 from forebay.errors import ConfigError
 from forebay.events import EventSink
 from forebay.executor import ThreadExecutor
 from forebay.hostpool import HostPool, slot_bytes
 from forebay.keys import namespace_key
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier
+from forebay.stage import Policies
 from forebay.types import HOST, Namespace
 
 

@@ -113,19 +113,22 @@ class BlockIndex:
     def pin(self, key: BlockKey, place: str) -> None:
         copy = self._copies[place][key]
         assert copy.state is not CopyState.DROPPING
-        self._copies[place][key] = copy._replace(pins=copy.pins + 1)
+        self._copies[place][key] = Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins + 1)
 
     def unpin(self, key: BlockKey, place: str) -> None:
         copy = self._copies[place][key]
         assert copy.pins > 0
-        self._put(key, place, copy._replace(pins=copy.pins - 1))
+        self._put(key, place, Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins - 1))
 
     def _put(self, key: BlockKey, place: str, copy: Copy) -> None:
         at_rest = copy.state is CopyState.READY and copy.pins == 0 and copy.slot is None
         self._copies[place][key] = self._at_rest(copy.stored_bytes) if at_rest else copy
 
     def _at_rest(self, stored_bytes: int) -> Copy:
-        return self._resting.setdefault(stored_bytes, Copy(CopyState.READY, stored_bytes))
+        copy = self._resting.get(stored_bytes)
+        if copy is None:
+            copy = self._resting[stored_bytes] = Copy(CopyState.READY, stored_bytes)
+        return copy
 
     # --- the promises
 

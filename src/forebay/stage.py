@@ -1,0 +1,181 @@
+"""What loads and stores share: the host pool with its index and eviction policies, and the jobs in flight.
+
+Every change to the index that frees or takes a slot, and every job, goes through here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from forebay.errors import TierUnavailable
+from forebay.events import Dropped, EventSink, Reason
+from forebay.hostpool import HostPool
+from forebay.index import BlockIndex
+from forebay.planner import by_speed
+from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier, Work
+from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
+
+log = logging.getLogger("forebay.stage")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    eviction: Mapping[str, EvictionPolicy]
+    """One for `HOST` and one for each tier."""
+    admission: AdmissionPolicy
+
+
+class Stage:
+    def __init__(
+        self,
+        pool: HostPool,
+        tiers: Mapping[str, Tier],
+        policies: Policies,
+        device: DevicePort,
+        executor: Executor,
+        emit: EventSink,
+        reserve_share: float,
+    ) -> None:
+        assert set(policies.eviction) == {HOST, *tiers}, "one eviction policy for the host pool and for each tier"
+        self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
+        self.eviction = policies.eviction
+        self.specs = {name: tier.spec for name, tier in tiers.items()}
+        self.order = by_speed(self.specs.values())
+        """Tiers from fast to slow."""
+        self.index = BlockIndex((HOST, *tiers))
+        self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))
+        """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
+        self.jobs: dict[JobId, Job] = {}
+        self._device, self._executor = device, executor
+        self._last_job_id = 0
+        self._device_jobs = 0
+        for name, tier in tiers.items():
+            for stored in tier.scan():
+                self.index.adopt(stored.key, name, stored.stored_bytes)
+                self.eviction[name].inserted((stored.key,))
+
+    def now_ns(self) -> int:
+        return self._executor.now_ns()
+
+    # --- slots and copies
+
+    def take_slot(self) -> Slot | None:
+        """A free host slot, if need be that of the most dispensable copy in the pool."""
+        if not self.pool.free_slots:
+            for key in self.eviction[HOST].victims(1, lambda key: self.index.is_evictable(key, HOST)):
+                self.forget(key, HOST, Reason.EVICTED)
+        return self.pool.take()
+
+    def reserve_host(self, key: BlockKey, slot: Slot) -> None:
+        self.index.reserve(key, HOST, self.pool.slot_bytes, slot)
+
+    def abandon_host(self, key: BlockKey) -> None:
+        """A fill of the host pool failed: its slot is free again."""
+        slot = self.index.abandon(key, HOST).slot
+        assert slot is not None
+        self.pool.give(slot)
+
+    def forget(self, key: BlockKey, place: str, reason: Reason) -> None:
+        self.eviction[place].removed((key,))
+        slot = self.index.forget(key, place).slot
+        if slot is not None:
+            self.pool.give(slot)
+        self.emit(Dropped(self.now_ns(), place, 1, reason))
+
+    # --- jobs
+
+    def read(self, tier: str, keys: Sequence[BlockKey]) -> Job:
+        job = self._new_job(JobKind.READ, tier, keys)
+        views = [self.pool.view(slot) for slot in job.slots]
+        return self._submit(job, partial(_by_key, self.tiers[tier].read, job.keys, views))
+
+    def write(self, tier: str, keys: Sequence[BlockKey], evicts: Sequence[BlockKey]) -> Job:
+        job = self._new_job(JobKind.WRITE, tier, keys, tuple(evicts))
+        views = [self.pool.view(slot) for slot in job.slots]
+        return self._submit(job, partial(_replace, self.tiers[tier], job, views))
+
+    def probe(self, tier: str, keys: Sequence[BlockKey]) -> Job:
+        job = self._new_job(JobKind.PROBE, tier, keys)
+        return self._submit(job, partial(_probe, self.tiers[tier], job.keys))
+
+    def copy(self, kind: JobKind, keys: Sequence[BlockKey], blocks: Sequence[DeviceBlock]) -> Job:
+        """Start a COPY_IN or COPY_OUT between the host copies of `keys` and these device blocks."""
+        job = self._new_job(kind, HOST, keys)
+        self.jobs[job.job_id] = job
+        self._device_jobs += 1
+        self._device.submit(job, tuple(blocks))
+        return job
+
+    def ended_jobs(self) -> Iterable[JobResult]:
+        for result in (*self._executor.poll(), *self._device.poll()):
+            del self.jobs[result.job.job_id]
+            if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
+                self._device_jobs -= 1
+            yield result
+
+    def wait(self, until_ns: int) -> None:
+        """Block until a job may have ended, or the clock reaches `until_ns`."""
+        if self._device_jobs:  # only the device knows when; look again soon
+            until_ns = min(until_ns, self.now_ns() + 100_000)
+        self._executor.wait(until_ns)
+
+    def close(self) -> None:
+        self._executor.close()
+        for tier in self.tiers.values():
+            tier.close()
+
+    def _new_job(self, kind: JobKind, tier: str, keys: Sequence[BlockKey], evicts: tuple[BlockKey, ...] = ()) -> Job:
+        self._last_job_id += 1
+        slots = () if kind is JobKind.PROBE else tuple(self._slot_of(key) for key in keys)
+        moved_bytes = len(slots) * self.pool.block_bytes
+        return Job(JobId(self._last_job_id), kind, tier, tuple(keys), slots, moved_bytes, evicts)
+
+    def _submit(self, job: Job, work: Work) -> Job:
+        self.jobs[job.job_id] = job
+        self._executor.submit(job, partial(_attempt, job, work))
+        return job
+
+    def _slot_of(self, key: BlockKey) -> Slot:
+        copy = self.index.get(key, HOST)
+        assert copy is not None
+        assert copy.slot is not None
+        return copy.slot
+
+
+# --- on worker threads: a tier's call by key, and its failure as a value
+
+
+def _attempt(job: Job, work: Work) -> Mapping[BlockKey, Outcome]:
+    try:
+        return work()
+    except (TierUnavailable, OSError) as error:
+        log.warning("%s: a %s of %d blocks failed: %s", job.tier, job.kind.value, len(job.keys), error)
+        return dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)
+
+
+def _by_key(
+    call: Callable[[Sequence[BlockKey], Sequence[memoryview]], Sequence[Outcome]],
+    keys: Sequence[BlockKey],
+    views: Sequence[memoryview],
+) -> dict[BlockKey, Outcome]:
+    return dict(zip(keys, call(keys, views), strict=True))
+
+
+def _replace(tier: Tier, job: Job, views: Sequence[memoryview]) -> dict[BlockKey, Outcome]:
+    """Delete, then write into the room that this made; without the room nothing is written."""
+    gone = dict(zip(job.evicts, tier.delete(job.evicts), strict=True)) if job.evicts else {}
+    if any(outcome is not Outcome.OK for outcome in gone.values()):
+        return {**dict.fromkeys(job.keys, Outcome.FAILED), **gone}
+    try:
+        return {**_by_key(tier.write, job.keys, views), **gone}
+    except (TierUnavailable, OSError) as error:  # what was deleted stays deleted
+        log.warning("%s: a write of %d blocks failed: %s", job.tier, len(job.keys), error)
+        return {**dict.fromkeys(job.keys, Outcome.FAILED), **gone}
+
+
+def _probe(tier: Tier, keys: Sequence[BlockKey]) -> dict[BlockKey, Outcome]:
+    held = tier.contains(keys)
+    return {key: Outcome.OK if found else Outcome.MISSING for key, found in zip(keys, held, strict=True)}
