@@ -1,0 +1,8 @@
+"""The file tier. `Options` and `build` are what `assemble` asks every tier module for."""
+
+from forebay.tiers.file.blockfile import Verify
+from forebay.tiers.file.directio import DirectMode
+from forebay.tiers.file.root import Durability
+from forebay.tiers.file.tier import FileTier, Options, RootOptions, RootReport, build
+
+__all__ = ["DirectMode", "Durability", "FileTier", "Options", "RootOptions", "RootReport", "Verify", "build"]

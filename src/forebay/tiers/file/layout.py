@@ -1,0 +1,264 @@
+"""Names and places inside a root directory. See docs/format.md.
+
+    ROOT/forebay-pool.json                                   marker: format version, identity of the root
+    ROOT/<namespace digest>/namespace.json                   what the digest stands for, for people
+    ROOT/<namespace digest>/<2 hex digits>/<key>.kv          one block
+    ROOT/tmp/                                                files being written
+    ROOT/quarantine/<key>.<namespace digest>.<reason>        files set aside
+
+A name from a directory listing becomes a path only if it has exactly the form of what it stands for.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.tiers.file.directio import (
+    Access,
+    Calls,
+    create_temp,
+    remove_if_its_writer_died,
+    remove_if_there,
+)
+from forebay.tiers.file.format import VERSION, Damage
+from forebay.types import BlockKey, Namespace
+
+log = logging.getLogger("forebay.tiers.file")
+
+MARKER = "forebay-pool.json"
+NAMESPACE_FILE = "namespace.json"
+TMP = "tmp"
+QUARANTINE = "quarantine"
+KEY_BYTES = 32
+QUARANTINE_FILES = 64
+"""Files kept in a root's quarantine for inspection. Past that, damaged files are removed, or they fill the disk."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_FAN = re.compile(r"[0-9a-f]{2}")
+_BLOCK = re.compile(r"[0-9a-f]{64}\.kv")
+_TEMP = re.compile(r"[0-9a-z]+\.[0-9a-f]{16}\.tmp")
+_SET_ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}\.[a-z-]+")
+_MAY_BE_IN_A_NEW_ROOT = {TMP, QUARANTINE, "lost+found"}
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of forebay-pool.json."""
+
+    format_version: int
+    root_id: str
+    """32 hex digits, random, made with the root. Placement goes by it, so a root keeps its blocks wherever mounted."""
+
+
+class NamespaceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of namespace.json."""
+
+    format_version: int
+    namespace_digest: str
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """A directory entry with a block's name; whether it is a sound block only reading it tells."""
+
+    path: str
+    namespace_hex: str
+    key: BlockKey
+    length_bytes: int
+    mtime_ns: int
+    is_regular: bool
+
+
+def block_path(root: str, namespace_hex: str, key: BlockKey) -> str:
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a block key has {KEY_BYTES} bytes, not {len(key)}")
+    name = key.hex()
+    return f"{root}/{namespace_hex}/{name[:2]}/{name}.kv"
+
+
+def read_marker(root: Path) -> Marker | None:
+    """The root's marker; None without one. Raises ConfigError for a marker that this version cannot go by."""
+    path = root / MARKER
+    try:
+        marker = msgspec.json.decode(path.read_bytes(), type=Marker)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is damaged ({error}): restore it, or move the directory away") from None
+    if marker.format_version != VERSION:
+        raise ConfigError(
+            f"{root} holds format version {marker.format_version}, this Forebay knows {VERSION}: "
+            "use the Forebay that made it, or another directory"
+        )
+    if not re.fullmatch(r"[0-9a-f]{32}", marker.root_id):
+        raise ConfigError(f"{path} is damaged (root_id): restore it, or move the directory away")
+    return marker
+
+
+def make_root(calls: Calls, root: Path) -> Marker:
+    """Make `root` a pool, or join the process that is just doing so.
+
+    Raises ConfigError for a directory with anything else in it, OSError when it cannot be made.
+    """
+    root.mkdir(mode=0o700, exist_ok=True)
+    foreign = sorted(set(os.listdir(root)) - _MAY_BE_IN_A_NEW_ROOT)
+    if foreign and MARKER not in foreign:
+        raise ConfigError(
+            f"{root} has no {MARKER} but holds {foreign[0]!r}: name an empty or a new directory as the root"
+        )
+    (root / TMP).mkdir(mode=0o700, exist_ok=True)
+    (root / QUARANTINE).mkdir(mode=0o700, exist_ok=True)
+    mine = Marker(format_version=VERSION, root_id=secrets.token_hex(16))
+    _publish_json(calls, root, root / MARKER, mine)
+    marker = read_marker(root)
+    if marker is None:
+        raise FileNotFoundError(errno.ENOENT, "the pool marker vanished", str(root / MARKER))
+    return marker
+
+
+def make_namespace(calls: Calls, root: Path, namespace_hex: str, namespace: Namespace) -> None:
+    """The namespace's directory, with the file that explains it. Raises ConfigError for symbolic links in its place."""
+    directory = root / namespace_hex
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with os.scandir(directory) as entries:
+        links = [entry.path for entry in entries if entry.is_symlink()]
+    if directory.is_symlink():
+        links.append(str(directory))
+    if links:
+        raise ConfigError(f"{links[0]} is a symbolic link inside a pool, which Forebay does not follow: remove it")
+    path = directory / NAMESPACE_FILE
+    wanted = NamespaceFile(format_version=VERSION, namespace_digest=namespace_hex, namespace=namespace)
+    if path.exists() and read_namespace(root, namespace_hex) != namespace:
+        log.warning("%s did not describe its namespace: writing it anew", path)
+        path.unlink(missing_ok=True)
+    _publish_json(calls, root, path, wanted)
+
+
+def read_namespace(root: Path, namespace_hex: str) -> Namespace | None:
+    """What a namespace's directory says of itself; None where it says nothing intelligible."""
+    try:
+        raw = (root / namespace_hex / NAMESPACE_FILE).read_bytes()
+        found = msgspec.json.decode(raw, type=NamespaceFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.namespace if found.namespace_digest == namespace_hex else None
+
+
+def walk_namespaces(root: str) -> list[str]:
+    """Hex digests of the namespaces that have a (real) directory."""
+    return sorted(name for name in _directories(root) if _DIGEST.fullmatch(name))
+
+
+def walk_blocks(root: str, namespace_hex: str) -> Iterator[BlockFile]:
+    """Every entry with a block's name in its right place. Others are no business of ours; vanishing ones are gone."""
+    for fan in _directories(f"{root}/{namespace_hex}"):
+        if not _FAN.fullmatch(fan):
+            continue
+        try:
+            entries = os.scandir(f"{root}/{namespace_hex}/{fan}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        with entries:
+            for entry in entries:
+                if not (_BLOCK.fullmatch(entry.name) and entry.name.startswith(fan)):
+                    continue
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield BlockFile(
+                    entry.path, namespace_hex, BlockKey(bytes.fromhex(entry.name[:-3])),
+                    found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode),
+                )  # fmt: skip
+
+
+def sweep(root: str) -> int:
+    """Remove what writers that died left in tmp/; returns how many files. Live writers keep theirs (their flock)."""
+    swept = 0
+    for path in temp_files(root):
+        swept += remove_if_its_writer_died(path)
+    if swept:
+        log.info("%s: removed %d unfinished files of writers that died", root, swept)
+    return swept
+
+
+def temp_files(root: str) -> list[str]:
+    return _named_files(f"{root}/{TMP}", _TEMP)
+
+
+def set_aside_files(root: str) -> list[str]:
+    """Paths of the files in quarantine."""
+    return _named_files(f"{root}/{QUARANTINE}", _SET_ASIDE)
+
+
+def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: BlockKey, damage: Damage) -> str | None:
+    """Take a file that is not its block out of the way, with the reason in its new name; one warning line.
+
+    Returns the new path; None when it was removed (quarantine is full) or cannot be moved.
+    """
+    place = f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}"
+    try:
+        if len(set_aside_files(root)) >= QUARANTINE_FILES:
+            os.unlink(file)  # noqa: PTH108
+            log.warning("%s: %s; removed, since quarantine holds %d files", file, damage.value, QUARANTINE_FILES)
+            return None
+        calls.rename(file, place)
+    except FileNotFoundError:
+        return None  # another reader was faster
+    except OSError as error:
+        log.warning("%s: %s; cannot be set aside: %s", file, damage.value, error)
+        return None
+    log.warning("%s: %s; set aside as %s", file, damage.value, place)
+    return place
+
+
+def _named_files(directory: str, name: re.Pattern[str]) -> list[str]:
+    try:
+        return [f"{directory}/{found}" for found in sorted(os.listdir(directory)) if name.fullmatch(found)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _publish_json(calls: Calls, root: Path, path: Path, content: msgspec.Struct) -> None:
+    """Write a small file whole or not at all; one that is already there stays."""
+    if path.exists():
+        return
+    temp = create_temp(calls, str(root / TMP), "json", Access.BUFFERED)
+    try:
+        os.write(temp.descriptor, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        os.fsync(temp.descriptor)
+        _link(calls, temp.path, path)
+    finally:
+        remove_if_there(temp.path)
+        os.close(temp.descriptor)
+
+
+def _link(calls: Calls, temp: str, path: Path) -> None:
+    """Unlike rename, a link does not replace what another process put there meanwhile."""
+    try:
+        path.hardlink_to(temp)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        calls.rename(temp, str(path))  # a file system without hard links

@@ -1,0 +1,308 @@
+"""One root directory: what became of a block there, and whether the root itself is well."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from forebay.errors import ConfigError
+from forebay.tiers.file import layout
+from forebay.tiers.file.blockfile import Claim, Verify, read_block, read_header, write_block
+from forebay.tiers.file.directio import (
+    Access,
+    Calls,
+    DirectMode,
+    IoPath,
+    Locks,
+    Scratch,
+    create_temp,
+    remove_if_there,
+    try_buffered,
+    try_direct,
+)
+from forebay.tiers.file.format import Damage, Damaged, NewerFormat, Shape
+from forebay.types import BlockKey, Namespace, Outcome
+
+log = logging.getLogger("forebay.tiers.file")
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+
+
+class Durability(Enum):
+    """What a write waits for before it publishes a block."""
+
+    NONE = "none"
+    """Nothing: after a power loss a block may be absent or damaged, and its checksums turn that into a miss."""
+    BLOCK = "block"
+    """The block and its name are on the medium."""
+
+
+class RootState(Enum):
+    """ABSENT --marker found--> ONLINE --a write failed--> FAILING --a write worked--> ONLINE.
+
+    Any state goes to ABSENT when the marker is no longer there.
+    """
+
+    ONLINE = "online"
+    FAILING = "failing"
+    """Reads are served; writes are tried here and go to the next root when they fail."""
+    ABSENT = "absent"
+    """Its blocks are missing; writes go to the next root at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootSettings:
+    """What all roots of a tier have in common."""
+
+    shape: Shape
+    namespace: Namespace
+    direct: DirectMode
+    verify: Verify
+    durability: Durability
+    calls: Calls
+
+
+class Root:
+    """Thread-safe. A lock guards only the state that is logged; block I/O never holds it."""
+
+    def __init__(self, path: Path, settings: RootSettings) -> None:
+        self.path = path
+        self.root_id: bytes | None = None
+        """None until the marker was seen once: such a root has no place in the placement yet."""
+        self.state = RootState.ABSENT
+        access = Access.BUFFERED if settings.direct is DirectMode.NEVER else Access.DIRECT
+        self.io = IoPath(access, "not tried yet", None, Locks.UNSUPPORTED)
+        self._settings = settings
+        self._shape = settings.shape
+        self._calls = settings.calls
+        self._namespace_hex = settings.shape.namespace_digest.hex()
+        self._lock = threading.RLock()
+        self._said: set[str] = set()
+
+    # --- whether the root is there -------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make or join the pool here. An I/O error leaves the root ABSENT; a wrong directory raises ConfigError."""
+        try:
+            marker = layout.make_root(self._calls, self.path)
+        except OSError as error:
+            log.warning("root %s is absent: %s", self.path, error)
+            return
+        self._adopt(marker)
+        log.info("root %s: %s I/O, since %s", self.path, self.io.access.value, self.io.reason)
+
+    def check(self) -> None:
+        """Look for the marker; one warning line when the root went and one when it came back. Cheap: one small file."""
+        trouble = "its marker is gone"
+        try:
+            marker = layout.read_marker(self.path)
+        except (OSError, ConfigError) as error:
+            marker, trouble = None, str(error)
+        with self._lock:
+            if marker is not None and self.root_id in (None, bytes.fromhex(marker.root_id)):
+                if self.state is RootState.ABSENT:
+                    log.warning("root %s is back", self.path)
+                    self._adopt(marker)
+            elif self.state is not RootState.ABSENT:
+                self.state = RootState.ABSENT
+                log.warning("root %s went (%s): its blocks are missing, writes go to the next root", self.path, trouble)
+
+    def _adopt(self, marker: layout.Marker) -> None:
+        first_time = self.root_id is None
+        self.root_id = bytes.fromhex(marker.root_id)
+        self.state = RootState.ONLINE
+        if not first_time:
+            return
+        try:
+            self.io = self._try_io()
+            layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
+            layout.sweep(str(self.path))
+        except OSError as error:  # read-only or full: what is stored here can still be read
+            self._write_failed(error)
+
+    def _try_io(self) -> IoPath:
+        mode, tmp = self._settings.direct, str(self.path / layout.TMP)
+        io = try_buffered(self._calls, tmp) if mode is DirectMode.NEVER else try_direct(self._calls, tmp)
+        if io.access is Access.BUFFERED and mode is DirectMode.ALWAYS:
+            raise ConfigError(f"root {self.path}: {io.reason}; use direct = 'auto', or another file system")
+        if io.access is Access.BUFFERED and mode is DirectMode.AUTO:
+            log.warning("root %s: buffered I/O, since %s", self.path, io.reason)
+        if io.locks is Locks.UNSUPPORTED:
+            log.warning("root %s: no file locks here, so files of writers that died stay in tmp/", self.path)
+        return io
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def holds(self, key: BlockKey) -> bool:
+        """Whether a file of the right name, type and length is there."""
+        found = _lstat(self._block_path(key))
+        return found is not None and self._fits(found)
+
+    def read(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
+        path, access = self._block_path(key), self.io.access
+        try:
+            read_block(self._calls, path, access, Claim(self._shape, key), view, scratch, self._settings.verify)
+        except _NOT_THERE:
+            return Outcome.MISSING
+        except NewerFormat as newer:
+            self._say_once("newer", "%s is of format version %s, newer than this Forebay: left alone", path, newer)
+            return Outcome.MISSING
+        except Damaged as damaged:
+            self._set_aside(path, key, damaged.damage)
+            return Outcome.CORRUPT
+        except OSError as error:
+            found = _lstat(path)
+            if found is not None and not stat.S_ISREG(found.st_mode):  # a link, a directory: open refused it
+                self._set_aside(path, key, Damage.NOT_A_FILE)
+                return Outcome.CORRUPT
+            if self._falls_back(error, access):
+                return self.read(key, view, scratch)
+            self._say_once(f"read {error.errno}", "root %s: reads fail: %s", self.path, error)
+            return Outcome.FAILED
+        return Outcome.OK
+
+    def write(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
+        """Publish the block whole or not at all. One that is there with the right length stays as it is."""
+        path, access = self._block_path(key), self.io.access
+        try:
+            found = _lstat(path)
+            if found is not None:
+                if self._fits(found):
+                    return Outcome.OK
+                if not self._make_way(path, key, found, scratch):
+                    return Outcome.FAILED
+            self._publish(path, access, Claim(self._shape, key), view, scratch)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._say_once("full", "root %s is full: %s", self.path, error)
+                return Outcome.FULL
+            if self._falls_back(error, access):
+                return self.write(key, view, scratch)
+            self._write_failed(error)
+            return Outcome.FAILED
+        self._write_worked()
+        return Outcome.OK
+
+    def delete(self, namespace_hex: str, key: BlockKey) -> Outcome:
+        """A root that is absent has left the pool together with its blocks: deleting them there is OK."""
+        path = layout.block_path(str(self.path), namespace_hex, key)
+        try:
+            os.unlink(path)  # noqa: PTH108
+        except _NOT_THERE:
+            return Outcome.OK
+        except OSError as error:
+            found = _lstat(path)
+            if found is None:
+                return Outcome.OK
+            if stat.S_ISDIR(found.st_mode):
+                layout.set_aside(self._calls, str(self.path), path, namespace_hex, key, Damage.NOT_A_FILE)
+                return Outcome.OK if _lstat(path) is None else Outcome.FAILED
+            self._say_once(f"delete {error.errno}", "root %s: deletes fail: %s", self.path, error)
+            return Outcome.FAILED
+        return Outcome.OK
+
+    def _publish(self, path: str, access: Access, claim: Claim, view: memoryview, scratch: Scratch) -> None:
+        """Write under a temporary name, then rename. On any error nothing is left under either name."""
+        temp = create_temp(self._calls, str(self.path / layout.TMP), claim.key.hex(), access)
+        try:
+            write_block(self._calls, temp.descriptor, access, claim, view, scratch)
+            if access is Access.BUFFERED:
+                # closing any descriptor of a file makes a network file system send it and report its errors; the lock
+                # must be held until the rename, so a duplicate is closed
+                os.close(os.dup(temp.descriptor))
+            if self._settings.durability is Durability.BLOCK:
+                os.fdatasync(temp.descriptor)
+            self._rename(temp.path, path)
+        except BaseException:
+            remove_if_there(temp.path)
+            raise
+        finally:
+            os.close(temp.descriptor)
+
+    def _rename(self, temp: str, path: str) -> None:
+        directory = os.path.dirname(path)  # noqa: PTH120
+        try:
+            self._calls.rename(temp, path)
+        except FileNotFoundError:  # the first block of this directory, or the namespace was purged meanwhile
+            layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
+            Path(directory).mkdir(mode=0o700, exist_ok=True)
+            self._calls.rename(temp, path)
+        if self._settings.durability is Durability.BLOCK:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _make_way(self, path: str, key: BlockKey, found: os.stat_result, scratch: Scratch) -> bool:
+        """Set aside what stands in a block's place and is not one; False for a newer format, which stays."""
+        damage = Damage.WRONG_LENGTH
+        if not stat.S_ISREG(found.st_mode):
+            damage = Damage.NOT_A_FILE
+        else:
+            try:
+                read_header(self._calls, path, scratch)
+            except NewerFormat as newer:
+                self._say_once("newer", "%s is of format version %s, newer than this Forebay: left alone", path, newer)
+                return False
+            except Damaged as damaged:
+                damage = damaged.damage
+        self._set_aside(path, key, damage)
+        return True
+
+    # --- saying it once ------------------------------------------------------------------------
+
+    def _falls_back(self, error: OSError, access: Access) -> bool:
+        """Whether the call is worth another try, with buffered I/O from now on."""
+        if error.errno != errno.EINVAL or access is Access.BUFFERED or self._settings.direct is DirectMode.ALWAYS:
+            return False
+        with self._lock:
+            if self.io.access is Access.DIRECT:
+                reason = f"the file system refuses O_DIRECT (errno {error.errno})"
+                log.warning("root %s: buffered I/O from now on, since %s", self.path, reason)
+                self.io = replace(self.io, access=Access.BUFFERED, reason=reason)
+        return True
+
+    def _write_failed(self, error: OSError) -> None:
+        with self._lock:
+            if self.state is RootState.ONLINE:
+                self.state = RootState.FAILING
+                log.warning("root %s: writes fail (%s) and go to the next root", self.path, error)
+
+    def _write_worked(self) -> None:
+        if self.state is RootState.FAILING:
+            with self._lock:
+                if self.state is RootState.FAILING:
+                    self.state = RootState.ONLINE
+                    log.warning("root %s: writes work again", self.path)
+
+    def _say_once(self, topic: str, message: str, *args: object) -> None:
+        with self._lock:
+            if topic in self._said:
+                return
+            self._said.add(topic)
+        log.warning(message, *args)
+
+    def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
+        layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
+
+    def _block_path(self, key: BlockKey) -> str:
+        return layout.block_path(str(self.path), self._namespace_hex, key)
+
+    def _fits(self, found: os.stat_result) -> bool:
+        return stat.S_ISREG(found.st_mode) and found.st_size == self._shape.stored_bytes
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    """None when there is nothing, or nothing can be learned."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None

@@ -1,0 +1,3 @@
+import pytest
+
+pytest.register_assert_rewrite("forebay.testing.tier_contract", "file_tier_kit")
