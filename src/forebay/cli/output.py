@@ -1,0 +1,30 @@
+"""How commands print: sizes with their unit, JSON for machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def gib(quantity_bytes: float) -> str:
+    """Bytes in the largest binary unit that keeps the number above 1, such as `1.50 GiB`."""
+    value, unit = float(quantity_bytes), 0
+    while abs(value) >= 1024 and unit < len(_BINARY) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{int(value)} B" if unit == 0 else f"{value:.2f} {_BINARY[unit]}"
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output; paths as text, enums by value, bytes as hex."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode), indent=2).decode())
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON form for {type(value).__name__}")
