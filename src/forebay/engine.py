@@ -182,6 +182,8 @@ class Engine:
                     self._stores.on_copied_out(result, self._loads.on_copied_out(result))
                 case JobKind.WRITE:
                     self._stores.on_written(result)
+                case JobKind.PROBE if self._stores.asked(result.job.job_id):
+                    self._stores.on_probed(result)
                 case JobKind.PROBE:
                     self._on_probed(result)
         self._loads.advance()

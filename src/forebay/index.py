@@ -84,12 +84,22 @@ class BlockIndex:
             self._used_bytes[place] += stored_bytes
 
     def forget(self, key: BlockKey, place: str) -> Copy:
-        """READY -> (absent): the copy is gone, or no longer trusted."""
+        """READY -> (absent): the copy is not wanted any more."""
         copy = self._copies[place].pop(key)
         assert copy.state is CopyState.READY
         assert copy.pins == 0, "somebody still reads this copy"
         self._used_bytes[place] -= copy.stored_bytes
         return copy
+
+    def withdraw(self, key: BlockKey, place: str) -> None:
+        """READY -> (absent), or LOST until the last pin is gone: the place does not hold what the index said."""
+        copy = self._copies[place][key]
+        assert copy.state is CopyState.READY
+        self._used_bytes[place] -= copy.stored_bytes
+        if copy.pins:
+            self._copies[place][key] = copy._replace(state=CopyState.LOST)
+        else:
+            del self._copies[place][key]
 
     def begin_drop(self, key: BlockKey, place: str) -> None:
         """READY -> DROPPING"""
@@ -112,13 +122,16 @@ class BlockIndex:
 
     def pin(self, key: BlockKey, place: str) -> None:
         copy = self._copies[place][key]
-        assert copy.state is not CopyState.DROPPING
+        assert copy.state in (CopyState.FILLING, CopyState.READY)
         self._copies[place][key] = Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins + 1)
 
     def unpin(self, key: BlockKey, place: str) -> None:
         copy = self._copies[place][key]
         assert copy.pins > 0
-        self._put(key, place, Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins - 1))
+        if copy.pins == 1 and copy.state is CopyState.LOST:
+            del self._copies[place][key]
+        else:
+            self._put(key, place, Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins - 1))
 
     def _put(self, key: BlockKey, place: str, copy: Copy) -> None:
         at_rest = copy.state is CopyState.READY and copy.pins == 0 and copy.slot is None
@@ -140,7 +153,8 @@ class BlockIndex:
         if len(used) + free_slots != slots:
             raise InvariantBroken(f"slots leak: {len(used)} used and {free_slots} free of {slots}")
         for place, held in self._copies.items():
-            counted = sum(copy.stored_bytes for copy in held.values() if copy.state is not CopyState.DROPPING)
+            counts = (CopyState.FILLING, CopyState.READY)
+            counted = sum(copy.stored_bytes for copy in held.values() if copy.state in counts)
             if counted != self._used_bytes[place]:
                 raise InvariantBroken(f"{place}: counted {counted} bytes, the index says {self._used_bytes[place]}")
             for copy in held.values():

@@ -23,6 +23,9 @@ from forebay.planner import source_of
 from forebay.stage import Stage
 from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Loaded, LoadPlan, Outcome
 
+_WITHDRAWN = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
+"""Outcomes of a read after which the tier is known not to hold the block."""
+
 
 @dataclass(slots=True)
 class _Load:
@@ -189,8 +192,8 @@ class Loads:
             self._fill_failed(key)
             load.open_blocks -= 1
             load.tried.setdefault(position, set()).add(tier)
-            if outcome in (Outcome.MISSING, Outcome.CORRUPT) and self._index.is_evictable(key, tier):
-                self._stage.forget(key, tier, Reason.MISSING if outcome is Outcome.MISSING else Reason.CORRUPT)
+            if outcome in _WITHDRAWN and self._index.is_ready(key, tier):
+                self._stage.withdraw(key, tier, _WITHDRAWN[outcome])
             self._seek(load, position)
         self._stage.eviction[HOST].inserted(arrived)
         self._stage.eviction[tier].accessed(arrived)

@@ -85,6 +85,12 @@ class Stage:
             self.pool.give(slot)
         self.emit(Dropped(self.now_ns(), place, 1, reason))
 
+    def withdraw(self, key: BlockKey, tier: str, reason: Reason) -> None:
+        """A tier turned out not to hold a block: nobody will look for it there again."""
+        self.eviction[tier].removed((key,))
+        self.index.withdraw(key, tier)
+        self.emit(Dropped(self.now_ns(), tier, 1, reason))
+
     # --- jobs
 
     def read(self, tier: str, keys: Sequence[BlockKey]) -> Job:

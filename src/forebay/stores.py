@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from forebay.events import Dropped, Reason, Refused
 from forebay.stage import Stage
-from forebay.types import HOST, BlockKey, DeviceBlock, JobKind, JobResult, Outcome
+from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Outcome
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class Stores:
         self._limits = {name: _Limit(spec.capacity_bytes, spec.capacity_bytes) for name, spec in stage.specs.items()}
         self._in_transit: Counter[BlockKey] = Counter()
         """Blocks whose slots stores hold, with the number of jobs that use them."""
+        self._doubts: set[JobId] = set()
+        """PROBE jobs that ask whether a failed delete has landed."""
 
     @property
     def idle(self) -> bool:
@@ -93,12 +95,14 @@ class Stores:
 
     def on_written(self, result: JobResult) -> None:
         tier, eviction = result.job.tier, self._stage.eviction[result.job.tier]
+        doubtful: list[BlockKey] = []
         for key in result.job.evicts:
             if result.outcomes[key] is Outcome.OK:
                 self._index.drop(key, tier)
             else:
-                self._index.keep(key, tier)
-                eviction.inserted((key,))
+                doubtful.append(key)
+        if doubtful:  # a failed delete may have landed all the same: they stay DROPPING until the tier has said
+            self._doubts.add(self._stage.probe(tier, doubtful).job_id)
         written: list[BlockKey] = []
         for key in result.job.keys:
             self._index.unpin(key, HOST)
@@ -111,6 +115,21 @@ class Stores:
         eviction.inserted(written)
         if Outcome.FULL in result.outcomes.values():
             self._lower_limit(tier)
+
+    def on_probed(self, result: JobResult) -> None:
+        """Settle what became of blocks whose delete failed. Without an answer they count as still there."""
+        tier = result.job.tier
+        self._doubts.remove(result.job.job_id)
+        for key in result.job.keys:
+            if result.outcomes[key] is Outcome.MISSING:
+                self._index.drop(key, tier)
+            else:
+                self._index.keep(key, tier)
+                self._stage.eviction[tier].inserted((key,))
+
+    def asked(self, job_id: JobId) -> bool:
+        """Whether this PROBE is a question of the stores."""
+        return job_id in self._doubts
 
     def _has_slot_for(self, key: BlockKey) -> bool:
         """Whether stores may hold one more slot, or hold this block's already."""

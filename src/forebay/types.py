@@ -109,7 +109,8 @@ class CopyState(Enum):
     """State of one copy of a block.
 
     (absent) --reserve--> FILLING --commit--> READY --begin_drop--> DROPPING --drop--> (absent)
-    FILLING --drop--> (absent) when the fill failed; DROPPING --keep--> READY when the delete failed.
+    FILLING --abandon--> (absent) when the fill failed; DROPPING --keep--> READY when the delete failed.
+    READY --withdraw--> (absent), by way of LOST while somebody still holds a pin.
     """
 
     FILLING = "filling"
@@ -117,6 +118,8 @@ class CopyState(Enum):
     READY = "ready"
     DROPPING = "dropping"
     """A delete is on its way: not readable, and not writable again until it has landed."""
+    LOST = "lost"
+    """Found missing or damaged: nobody new reads it, and it goes with its last pin."""
 
 
 class JobKind(Enum):

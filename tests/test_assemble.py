@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from forebay.assemble import Named, StoreConfig, TierConfig, open_engine, read_config
+from forebay.engine import Engine
+from forebay.errors import ConfigError
+from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, ModelDevice
+
+
+def open_store(config: StoreConfig) -> Engine:
+    return open_engine(config, NAMESPACE, lambda pool: ModelDevice(pool, 8, Chances(), random.Random(0)))
+
+
+def memory(name: str = "memory", **options: object) -> TierConfig:
+    return TierConfig(kind="memory", options={"name": name, "capacity_bytes": 100 * BLOCK_BYTES, **options})
+
+
+def test_a_toml_file_becomes_an_engine(tmp_path: Path) -> None:
+    path = tmp_path / "store.toml"
+    path.write_text(
+        f"""
+        host_bytes = 65536
+        host_eviction = {{ kind = "lru" }}
+
+        [[tiers]]
+        kind = "file"
+        options = {{ roots = [{{ path = "{tmp_path / "root"}" }}], capacity_bytes = 1000000 }}
+        eviction = {{ kind = "lrfu", options = {{ half_life = 50.0 }} }}
+
+        [engine]
+        batch_blocks = 8
+        """
+    )
+    engine = open_store(read_config(path))
+    engine.check_idle()
+    engine.close()
+    assert (tmp_path / "root" / "forebay-pool.json").is_file()
+
+
+def test_the_embedded_default_is_one_file_tier(tmp_path: Path) -> None:
+    config = StoreConfig.embedded([tmp_path / "root"], host_bytes=2**20, capacity_bytes=2**20)
+    assert [tier.kind for tier in config.tiers] == ["file"]
+    open_store(config).close()
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (StoreConfig(host_bytes=2**20, tiers=(TierConfig(kind="tape"),)), "no 'tape' among the tiers"),
+        (StoreConfig(host_bytes=2**20, tiers=(TierConfig(kind="json.decoder"),)), "not one of the tiers"),
+        (StoreConfig(host_bytes=2**20, tiers=(memory(speed=1),)), "options of memory: .*unknown field `speed`"),
+        (StoreConfig(host_bytes=2**20, tiers=(memory(), memory())), "two tiers are named 'memory'"),
+        (StoreConfig(host_bytes=2**20, tiers=(memory("host"),)), "two tiers are named 'host'"),
+        (StoreConfig(host_bytes=2**20, host_eviction=Named(kind="random")), "no 'random' among the policies"),
+        (StoreConfig(host_bytes=4096), "needs 2 slots or more"),
+    ],
+)
+def test_a_bad_configuration_is_refused_in_one_line(config: StoreConfig, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        open_store(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("host_bytes = ", "Invalid value"),
+        ("host_byte = 1", "unknown field `host_byte`"),
+        ("host_bytes = 'much'", "Expected `int`, got `str` - at `\\$.host_bytes`"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "store.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml: No such file"):
+        read_config(tmp_path / "nowhere.toml")

@@ -1,0 +1,324 @@
+"""The engine, step by step, in virtual time: what a host engine may rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from forebay.engine import Engine, EngineOptions
+from forebay.errors import InvariantBroken
+from forebay.events import Dropped, Event, JobEnded, Reason, Refused, Totals
+from forebay.hostpool import HostPool
+from forebay.keys import block_keys
+from forebay.policies.admit_all import AdmitAll
+from forebay.policies.lru import LRU
+from forebay.ports import Tier
+from forebay.sim.executor import SimExecutor
+from forebay.stage import Policies
+from forebay.testing.fault import FaultPlan, FaultTier
+from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, ModelDevice, truth
+from forebay.tiers import memory
+from forebay.types import HOST, BlockKey, DeviceBlock, JobKind, Loaded, LoadPlan, Outcome, Request
+
+SECOND_NS = 1_000_000_000
+PROMPT = block_keys(NAMESPACE, list(range(40 * NAMESPACE.block_tokens)))
+"""40 blocks."""
+
+
+@dataclass
+class World:
+    engine: Engine
+    device: ModelDevice
+    executor: SimExecutor
+    tiers: dict[str, memory.MemoryTier]
+    events: list[Event] = field(default_factory=list)
+    ended: list[Loaded] = field(default_factory=list)
+
+    def settle(self) -> list[Loaded]:
+        """Run until nothing is under way; returns the loads that ended, since the last call."""
+        for _ in range(10_000):
+            self.ended += self.engine.poll()
+            self.engine.check()
+            if self.engine.idle:
+                ended, self.ended = self.ended, []
+                return ended
+            self.engine.wait(self.executor.now_ns() + SECOND_NS)
+        raise AssertionError("the engine does not come to rest")
+
+    def store(self, keys: Sequence[BlockKey]) -> None:
+        """Offer blocks from device blocks 100 and up until all are taken and written."""
+        blocks = self.lend(100, len(keys))
+        for key, block in zip(keys, blocks, strict=True):
+            self.device.memory[block] = truth(key)
+        offered = 0
+        while offered < len(keys):
+            offered += self.engine.offer(keys[offered:], blocks[offered:])
+            self.settle()
+
+    def lend(self, start: int, count: int) -> list[DeviceBlock]:
+        blocks = [DeviceBlock(start + i) for i in range(count)]
+        self.device.lent.update(blocks)
+        for block in blocks:
+            self.device.memory[block] = bytes(BLOCK_BYTES)
+        return blocks
+
+    def plan(self, name: str, keys: Sequence[BlockKey]) -> LoadPlan:
+        plan = self.engine.plan_load(Request(name, tuple(keys)))
+        assert plan is not None
+        return plan
+
+    def load(self, name: str, keys: Sequence[BlockKey]) -> int:
+        """Blocks that a load brings, each checked on the device."""
+        plan = self.plan(name, keys)
+        blocks = self.lend(0, plan.hit_blocks)
+        self.engine.start_load(plan, blocks)
+        (loaded,) = self.settle()
+        assert loaded.request_id == name
+        for key, block in zip(keys[: loaded.blocks], blocks, strict=False):
+            assert self.device.memory[block] == truth(key)
+        return loaded.blocks
+
+    def count(self, kind: JobKind, tier: str) -> int:
+        jobs = [event.job for event in self.events if isinstance(event, JobEnded)]
+        return sum(len(job.keys) for job in jobs if job.kind is kind and job.tier == tier)
+
+
+def make_world(
+    *,
+    slots: int = 64,
+    tiers: dict[str, int] | None = None,
+    wrap: Callable[[Tier], Tier] = lambda tier: tier,
+    shared: tuple[str, ...] = (),
+    options: EngineOptions | None = None,
+) -> World:
+    """`tiers`: capacity in blocks by name, from fast to slow."""
+    held: dict[str, memory.MemoryTier] = {}
+    for position, (name, blocks) in enumerate((tiers or {"disk": 1000}).items()):
+        capacity_bytes, latency_ns = blocks * BLOCK_BYTES, 100_000 * (position + 1)
+        tier_options = memory.Options(name=name, capacity_bytes=capacity_bytes, read_latency_ns=latency_ns)
+        held[name] = memory.MemoryTier(tier_options, BLOCK_BYTES)
+        held[name].spec = dataclasses.replace(held[name].spec, shared=name in shared)
+    pool = HostPool(slots, BLOCK_BYTES)
+    device = ModelDevice(pool, 200, Chances(late_copy=0.0, failed_copy=0.0), random.Random(0))
+    executor = SimExecutor(lambda job: 100_000 + len(job.keys) * 10_000)
+    events: list[Event] = []
+    engine = Engine(
+        pool,
+        {name: wrap(tier) for name, tier in held.items()},
+        Policies({place: LRU() for place in (HOST, *held)}, AdmitAll()),
+        device,
+        executor,
+        events.append,
+        options or EngineOptions(batch_blocks=4),
+    )
+    return World(engine, device, executor, held, events)
+
+
+def test_a_stored_prompt_comes_back_from_dram_and_then_from_the_tier() -> None:
+    world = make_world()
+    world.store(PROMPT)
+    assert world.load("dram", PROMPT) == 40
+    assert world.count(JobKind.READ, "disk") == 0
+    assert world.engine.drop_host_copies() == 40
+    assert world.load("disk", PROMPT) == 40
+    assert world.count(JobKind.READ, "disk") == 40
+    world.engine.check_idle()
+
+
+def test_only_the_unbroken_prefix_counts() -> None:
+    world = make_world()
+    world.store([*PROMPT[:5], *PROMPT[6:]])
+    plan = world.plan("r", PROMPT)
+    assert (plan.hit_blocks, plan.compute_blocks) == (5, 35)
+    world.engine.cancel_load("r")
+    world.engine.check_idle()
+
+
+def test_a_prefix_longer_than_the_pool_streams_through_it_and_a_store_gets_slots_meanwhile() -> None:
+    world = make_world(slots=8)
+    world.store(PROMPT)
+    plan = world.plan("long", PROMPT)
+    assert plan.hit_blocks == 40
+    world.engine.start_load(plan, world.lend(0, 40))
+    other = block_keys(NAMESPACE, [7] * NAMESPACE.block_tokens * 3)
+    blocks = world.lend(190, 3)
+    taken_while_loading = 0
+    while not world.ended:
+        world.ended += world.engine.poll()
+        if not world.ended and taken_while_loading < len(other):
+            taken_while_loading += world.engine.offer(other[taken_while_loading:], blocks[taken_while_loading:])
+        world.engine.wait(world.executor.now_ns() + SECOND_NS)
+    assert world.ended == [Loaded("long", 40)]
+    assert taken_while_loading == 3
+    assert [world.device.memory[i] for i in range(40)] == [truth(key) for key in PROMPT]
+    world.ended.clear()
+    world.settle()
+    world.engine.check_idle()
+
+
+def test_a_tail_held_in_a_full_pool_does_not_block_its_own_head() -> None:
+    """Every slot holds a block of the same prompt that comes later: the head still finds room."""
+    world = make_world(slots=4)
+    world.store(PROMPT[:20])
+    world.engine.drop_host_copies()
+    held = world.plan("tail", PROMPT[:20])
+    world.engine.cancel_load("tail")
+    assert held.hit_blocks == 20
+    world.store([*PROMPT[20:22]])  # the pool now holds what was stored last
+    assert world.load("r", PROMPT[:22]) == 22
+
+
+def test_two_loads_of_one_prompt_read_each_block_once() -> None:
+    world = make_world()
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    first, second = world.plan("a", PROMPT), world.plan("b", PROMPT)
+    world.engine.start_load(first, world.lend(0, 40))
+    world.engine.start_load(second, world.lend(50, 40))
+    assert sorted(world.settle(), key=lambda loaded: loaded.request_id) == [Loaded("a", 40), Loaded("b", 40)]
+    assert world.count(JobKind.READ, "disk") == 40
+    assert [world.device.memory[50 + i] for i in range(40)] == [truth(key) for key in PROMPT]
+
+
+def test_damage_ends_the_load_before_it_and_is_forgotten() -> None:
+    world = make_world()
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    world.tiers["disk"].damage(PROMPT[10])
+    assert world.load("r", PROMPT) == 10
+    assert world.plan("again", PROMPT).hit_blocks == 10
+    world.engine.cancel_load("again")
+    assert Dropped(at_ns=0, place="disk", blocks=1, reason=Reason.CORRUPT) in [
+        dataclasses.replace(event, at_ns=0) for event in world.events if isinstance(event, Dropped)
+    ]
+    world.engine.check_idle()
+
+
+def test_a_block_that_one_tier_lost_comes_from_the_next() -> None:
+    world = make_world(tiers={"fast": 100, "slow": 100})
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    world.tiers["fast"].damage(PROMPT[3])
+    assert world.load("r", PROMPT) == 40
+    assert world.count(JobKind.READ, "slow") == 1
+    assert world.tiers["fast"].contains([PROMPT[3]]) == [True], "and is promoted again"
+
+
+def test_a_cancelled_load_ends_once_with_no_blocks_and_copies_no_more() -> None:
+    world = make_world(slots=8)
+    world.store(PROMPT)
+    plan = world.plan("r", PROMPT)
+    world.engine.start_load(plan, world.lend(0, 40))
+    world.engine.cancel_load("r")
+    assert world.settle() == [Loaded("r", 0)]
+    world.device.lent.clear()  # from here on a copy would be caught
+    world.engine.wait(world.executor.now_ns() + SECOND_NS)
+    assert world.engine.poll() == []
+    world.engine.check_idle()
+
+
+def test_an_empty_plan_may_be_started_and_ends() -> None:
+    world = make_world()
+    plan = world.plan("r", PROMPT)
+    assert plan.hit_blocks == 0
+    world.engine.start_load(plan, [])
+    assert world.settle() == [Loaded("r", 0)]
+
+
+def test_a_tier_stays_within_its_capacity_and_evicts_tails_first() -> None:
+    world = make_world(slots=4, tiers={"disk": 10})
+    world.store(PROMPT[:10])
+    other = block_keys(NAMESPACE, [9] * NAMESPACE.block_tokens * 4)
+    world.store(other)
+    held = world.tiers["disk"].contains(PROMPT[:10])
+    assert sum(held) == 6
+    assert world.tiers["disk"].contains(other) == [True] * 4
+    world.engine.check_idle()
+
+
+def test_a_full_medium_below_the_capacity_is_written_by_evicting() -> None:
+    world = make_world(slots=4, tiers={"disk": 1000}, options=EngineOptions(batch_blocks=1, full_backoff_s=10.0))
+    world.store(PROMPT[:8])
+    disk = world.tiers["disk"]
+    write = disk.write
+    disk.write = lambda keys, views: (  # type: ignore[method-assign]
+        [Outcome.FULL] * len(keys) if len(list(disk.scan())) >= 8 else write(keys, views)
+    )
+    world.store(PROMPT[8:12])
+    assert len(list(disk.scan())) == 8
+    assert disk.contains([PROMPT[11]]) == [True], "after the first refusal, blocks go in as others leave"
+    world.engine.check_idle()
+
+
+def test_failed_writes_leave_nothing_behind() -> None:
+    world = make_world(wrap=lambda tier: FaultTier(tier, FaultPlan(seed=1, write_failed=1.0)))
+    world.store(PROMPT)
+    assert list(world.tiers["disk"].scan()) == []
+    assert world.load("dram", PROMPT) == 40, "the copies in DRAM are good all the same"
+    world.engine.check_idle()
+
+
+def test_a_refused_offer_can_be_made_again() -> None:
+    world = make_world(slots=4)
+    blocks = world.lend(0, 40)
+    taken = world.engine.offer(PROMPT, blocks)
+    assert 0 < taken < 40
+    assert [event.reason for event in world.events if isinstance(event, Refused)] == [Reason.NO_SLOT]
+    world.settle()
+    assert world.engine.offer(PROMPT[taken:], blocks[taken:]) > 0
+    world.settle()
+
+
+def test_a_shared_tier_is_asked_for_what_the_index_does_not_know() -> None:
+    world = make_world(shared=("disk",))
+    for key in PROMPT:
+        world.tiers["disk"].write([key], [memoryview(bytearray(truth(key)))])  # another process
+    assert world.engine.plan_load(Request("r", PROMPT)) is None
+    world.engine.wait(world.executor.now_ns() + SECOND_NS)
+    world.engine.poll()
+    assert world.load("r", PROMPT) == 40
+    world.engine.check_idle()
+
+
+def test_a_lookup_has_a_deadline() -> None:
+    world = make_world(shared=("disk",), options=EngineOptions(probe_deadline_s=1e-6))
+    assert world.engine.plan_load(Request("r", PROMPT)) is None
+    world.engine.wait(world.executor.now_ns() + 2_000)  # the answer takes longer than that
+    assert world.plan("r", PROMPT).hit_blocks == 0
+    world.settle()
+    world.engine.check_idle()
+
+
+def test_blocks_of_an_earlier_run_are_known_from_the_start() -> None:
+    world = make_world()
+    world.store(PROMPT)
+    tiers: dict[str, Tier] = {"disk": world.tiers["disk"]}
+    policies = Policies({HOST: LRU(), "disk": LRU()}, AdmitAll())
+    pool = HostPool(8, BLOCK_BYTES)
+    again = Engine(pool, tiers, policies, world.device, world.executor, lambda event: None)
+    assert all(again.holds(PROMPT))
+
+
+def test_totals_add_up() -> None:
+    world = make_world()
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    world.load("r", PROMPT)
+    totals = Totals()
+    for event in world.events:
+        totals.add(event)
+    assert totals.hit_blocks["disk"] == totals.loaded_blocks == 40
+    assert totals.moved_bytes["disk", JobKind.READ] == totals.moved_bytes["disk", JobKind.WRITE] == 40 * BLOCK_BYTES
+    assert totals.dropped[HOST, Reason.ASKED] == 40
+
+
+def test_check_finds_a_lost_pin() -> None:
+    world = make_world()
+    world.store(PROMPT[:1])
+    world.engine._index.pin(PROMPT[0], "disk")
+    with pytest.raises(InvariantBroken, match="1 pins where 0 are held"):
+        world.engine.check()
