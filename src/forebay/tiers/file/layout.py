@@ -160,19 +160,16 @@ def walk_namespaces(root: str) -> list[str]:
     return sorted(name for name in _directories(root) if _DIGEST.fullmatch(name))
 
 
+def walk_fans(root: str, namespace_hex: str) -> list[str]:
+    """Names of the (real) directories that blocks of a namespace are in."""
+    return [name for name in _directories(f"{root}/{namespace_hex}") if _FAN.fullmatch(name)]
+
+
 def walk_blocks(root: str, namespace_hex: str) -> Iterator[BlockFile]:
     """Every entry with a block's name in its right place. Others are no business of ours; vanishing ones are gone."""
-    for fan in _directories(f"{root}/{namespace_hex}"):
-        if not _FAN.fullmatch(fan):
-            continue
-        try:
-            entries = os.scandir(f"{root}/{namespace_hex}/{fan}")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        with entries:
-            for entry in entries:
-                if not (_BLOCK.fullmatch(entry.name) and entry.name.startswith(fan)):
-                    continue
+    for fan in walk_fans(root, namespace_hex):
+        for entry in _entries(f"{root}/{namespace_hex}/{fan}"):
+            if _BLOCK.fullmatch(entry.name) and entry.name.startswith(fan):
                 try:
                     found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -224,17 +221,22 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
 
 
 def _named_files(directory: str, name: re.Pattern[str]) -> list[str]:
-    try:
-        return [f"{directory}/{found}" for found in sorted(os.listdir(directory)) if name.fullmatch(found)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return sorted(entry.path for entry in _entries(directory) if name.fullmatch(entry.name))
 
 
 def _directories(path: str) -> list[str]:
+    return [entry.name for entry in _entries(path) if entry.is_dir(follow_symlinks=False)]
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    """Empty for what is not there; what cannot be listed is said and left out."""
     try:
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(directory) as entries:
+            return list(entries)
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        log.warning("cannot list %s: %s", directory, error.strerror)
         return []
 
 
