@@ -2,8 +2,8 @@
 
     python bench/index_lookup.py [--blocks N] [--json]
 
-Prints the median time of hashing the prompt, of the engine's lookup (walk and pin) and of giving it up again, and the resident
-memory of index and eviction policy a block. Exits with 1 when the lookup takes 2 ms or more.
+Prints the median time of hashing the prompt, of the lookup in the engine (walk and pin) and of giving it up again, and
+the resident memory of index and eviction policy a block. Exits with 1 when the lookup takes 2 ms or more.
 """
 
 from __future__ import annotations

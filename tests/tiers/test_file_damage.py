@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError
 from forebay.testing.tier_contract import filled, get, key_of, payload_of, put, slot
 from forebay.tiers.file import Verify
-from forebay.tiers.file.format import checksum
+from forebay.tiers.file.blockfile import Claim, write_block
+from forebay.tiers.file.directio import REAL_CALLS, Access, Scratch
+from forebay.tiers.file.format import Shape, checksum
 from forebay.tiers.file.layout import QUARANTINE_FILES
 from forebay.types import Outcome
 
@@ -62,6 +64,15 @@ def test_layout_of_a_stored_block(tmp_path: Path) -> None:
     assert set(content[4096 + BLOCK_BYTES :]) == {0}
     assert content[96:112] == checksum(payload_of(1, BLOCK_BYTES))
     tier.close()
+
+
+def test_padding_is_zeros_whatever_the_buffers_held(tmp_path: Path) -> None:
+    scratch, path = Scratch(), tmp_path / "block"
+    scratch.tail[:] = b"\xee" * 4096
+    claim = Claim(Shape(bytes(32), BLOCK_BYTES), key_of(1))
+    with path.open("wb") as file:
+        write_block(REAL_CALLS, file.fileno(), Access.BUFFERED, claim, filled(payload_of(1, BLOCK_BYTES)), scratch)
+    assert path.read_bytes()[4096:] == payload_of(1, BLOCK_BYTES) + bytes(8192 - BLOCK_BYTES)
 
 
 @SAME_DIR
@@ -167,13 +178,26 @@ def test_symbolic_links_pipes_and_directories_are_not_blocks(tmp_path: Path) -> 
     block_file(root, key_of(1)).symlink_to(secret)
     os.mkfifo(block_file(root, key_of(2)))
     block_file(root, key_of(3)).mkdir()
-    assert list(tier.contains([key_of(i) for i in (1, 2, 3)])) == [False] * 3
     assert list(tier.scan()) == []
     assert [get(tier, i, BLOCK_BYTES) for i in (1, 2, 3)] == [Outcome.CORRUPT] * 3
     assert set_aside(root) == ["not-a-regular-file"] * 3
     assert secret.exists()
     assert [get(tier, i, BLOCK_BYTES) for i in (1, 2, 3)] == [Outcome.MISSING] * 3
     assert tier.describe()[0].io.access.value == "direct"  # the refusals were not taken for the file system's
+    tier.close()
+
+
+def test_contains_sets_aside_what_cannot_be_a_block(tmp_path: Path) -> None:
+    """Counted by nobody, it would still take room."""
+    root = tmp_path / "a"
+    tier = open_tier(root)
+    put(tier, [1, 2, 3], BLOCK_BYTES)
+    block_file(root, key_of(1)).write_bytes(b"short")
+    block_file(root, key_of(2)).unlink()
+    block_file(root, key_of(2)).mkdir()
+    assert list(tier.contains([key_of(i) for i in (1, 2, 3)])) == [False, False, True]
+    assert set_aside(root) == ["not-a-regular-file", "wrong-length"]
+    assert [get(tier, i, BLOCK_BYTES) for i in (1, 2)] == [Outcome.MISSING] * 2
     tier.close()
 
 
@@ -204,7 +228,7 @@ def test_names_that_are_no_blocks_are_ignored_and_kept(tmp_path: Path) -> None:
         sound.with_name("ff" * 31 + ".kv"),
         directory / name,
         directory / "zz" / name,
-        directory / f"{int(name[:2], 16) ^ 1:02x}" / name,
+        directory / f"{int(name[:2], 16) ^ 1:02x}" / f"{name[:2]}{'0' * 62}.kv",
         root / "notes.txt",
         root / ("g" * 64) / name[:2] / name,
         root / "tmp" / "mine.txt",

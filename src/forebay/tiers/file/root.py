@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -141,9 +142,17 @@ class Root:
     # --- blocks --------------------------------------------------------------------------------
 
     def holds(self, key: BlockKey) -> bool:
-        """Whether a file of the right name, type and length is there."""
-        found = _lstat(self._block_path(key))
-        return found is not None and self._fits(found)
+        """Whether a file of the right name, type and length is there. Anything else in its place is set aside.
+
+        Else it would be counted nowhere and still take room.
+        """
+        path = self._block_path(key)
+        found = _lstat(path)
+        if found is None or self._fits(found):
+            return found is not None
+        with contextlib.suppress(OSError):
+            self._make_way(path, key, found, Scratch())
+        return False
 
     def read(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         path, access = self._block_path(key), self.io.access

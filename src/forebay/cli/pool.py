@@ -1,0 +1,134 @@
+"""`forebay pool`: look at a file pool, prove it, empty it. Works whether or not a store has the pool open."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from forebay.cli.output import gib, print_json
+from forebay.tiers.file import admin
+
+
+@click.group()
+def pool() -> None:
+    """Look at a file pool, verify it, empty it.
+
+    PATH... are the pool's roots: the directories that a store was given. Several roots of one pool go into one call.
+    """
+
+
+def _roots(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments that every pool command takes."""
+    path = click.Path(path_type=Path)
+    command = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")(command)
+    return click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=path)(command)
+
+
+@pool.command()
+@_roots
+def stat(paths: tuple[Path, ...], as_json: bool) -> int:
+    """What is in each root: blocks, bytes, damage set aside, free space."""
+    found = admin.stat(paths)
+    if as_json:
+        print_json({"roots": found})
+        return 0
+    for root in found:
+        click.echo(f"{root.root}")
+        click.echo(f"  blocks       {root.blocks:,} in {root.namespaces} namespaces, {gib(root.stored_bytes)}")
+        click.echo(f"  set aside    {root.set_aside_files} damaged files, {gib(root.set_aside_bytes)}")
+        click.echo(f"  unfinished   {root.unfinished_files} files being written or left by a writer that died")
+        click.echo(f"  free         {gib(root.free_bytes)} of {gib(root.file_system_bytes)}")
+        click.echo(f"  identity     {root.root_id}, format version {root.format_version}")
+    return 0
+
+
+@pool.command()
+@_roots
+def ls(paths: tuple[Path, ...], as_json: bool) -> int:
+    """The namespaces: which model, weights, dtype and layout their blocks belong to."""
+    found = admin.ls(paths)
+    if as_json:
+        print_json(
+            {
+                "namespaces": [
+                    {
+                        "digest": listing.digest,
+                        "blocks": listing.blocks,
+                        "stored_bytes": listing.stored_bytes,
+                        "fields": listing.namespace,
+                        "usage": listing.usage,
+                    }
+                    for listing in found
+                ]
+            }
+        )
+        return 0
+    if not found:
+        click.echo("no namespace: the pool is empty")
+    for listing in found:
+        click.echo(f"{listing.digest[:16]}  {listing.blocks:,} blocks, {gib(listing.stored_bytes)}")
+        if listing.namespace is None:
+            click.echo("  nothing here says what this namespace stands for; its blocks are served all the same")
+            continue
+        for name, value in dataclasses.asdict(listing.namespace).items():
+            if value != "":
+                click.echo(f"  {name:16}{value}")
+        if len(listing.usage) > 1:
+            for usage in listing.usage:
+                click.echo(f"  in {usage.root}: {usage.blocks:,} blocks, {gib(usage.stored_bytes)}")
+    return 0
+
+
+@pool.command()
+@_roots
+def verify(paths: tuple[Path, ...], as_json: bool) -> int:
+    """Read every block in full and check it. Damaged files are set aside and named; then the exit code is 1."""
+    total_blocks = sum(root.blocks for root in admin.stat(paths))
+    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.fields[read]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=total_blocks, read="")
+        report = admin.verify(paths, lambda blocks, bytes_: progress.update(task, completed=blocks, read=gib(bytes_)))
+    if as_json:
+        print_json(report)
+    else:
+        for damaged in report.set_aside:
+            went = f"set aside as {damaged.moved_to}" if damaged.moved_to else "removed: quarantine is full"
+            click.echo(f"damaged     {damaged.path}: {damaged.reason}; {went}")
+        for path in report.unreadable:
+            click.echo(f"unreadable  {path}")
+        for path in report.newer:
+            click.echo(f"newer       {path}: written by a later Forebay, left alone")
+        click.echo(
+            f"{report.checked_blocks:,} blocks, {gib(report.checked_bytes)} checked: "
+            f"{len(report.set_aside)} damaged, {len(report.unreadable)} unreadable"
+        )
+    return 1 if report.set_aside or report.unreadable else 0
+
+
+@pool.command()
+@_roots
+@click.option(
+    "--namespace", metavar="DIGEST", help="Only this namespace: its digest, or 4 or more leading digits of it."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(paths: tuple[Path, ...], as_json: bool, namespace: str | None, yes: bool) -> int:
+    """Remove blocks. The directories stay a pool; what Forebay did not make is left alone."""
+    if not yes:
+        blocks = sum(listing.blocks for listing in admin.ls(paths) if listing.digest.startswith(namespace or ""))
+        click.confirm(f"Remove {blocks:,} blocks?", abort=True, err=True)
+    report = admin.purge(paths, namespace)
+    if as_json:
+        print_json(report)
+        return 0
+    click.echo(
+        f"removed {report.removed_blocks:,} blocks, {gib(report.removed_bytes)}, of {len(report.namespaces)} namespaces"
+    )
+    for path in report.kept:
+        click.echo(f"kept {path}: there is something in it that Forebay did not make")
+    return 0

@@ -1,0 +1,189 @@
+"""Put known bugs back, one at a time, in a copy of the sources; the tests must catch each.
+
+    python tests/mutants.py [NAME ...]
+
+Each mutant is a bug that this code had, or that code like it had elsewhere. A mutant that no longer applies (its text
+is gone from the source) is an error too: then the list has to follow the code. Exits with 1 unless every one is caught.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ENGINE = ("tests/test_engine.py", "tests/test_schedules.py")
+TIMEOUT_S = 180
+"""A hang counts as caught."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...] = ENGINE
+
+
+MUTANTS = (
+    Mutant(
+        "evict-pinned", "index.py",
+        "return copy is not None and copy.state is CopyState.READY and copy.pins == 0",
+        "return copy is not None and copy.state is CopyState.READY",
+    ),
+    Mutant(
+        "commit-failed-read", "loads.py",
+        "            if outcome is Outcome.OK:\n                arrived.append(key)",
+        "            if True:\n                arrived.append(key)",
+    ),
+    Mutant(
+        "load-past-a-hole", "loads.py",
+        'leading = (bytes(load.copied[: load.limit]) + b"\\0").index(0)',
+        "leading = sum(load.copied)",
+    ),
+    Mutant(
+        "plan-with-holes", "planner.py",
+        "        if source is None:\n            break",
+        "        if source is None:\n            continue",
+    ),
+    Mutant(
+        "write-without-pin", "stores.py",
+        "                self._index.pin(key, HOST)\n",
+        "",
+    ),
+    Mutant(
+        "commit-failed-write", "stores.py",
+        "            if result.outcomes[key] is Outcome.OK:\n                self._index.commit(key, tier)",
+        "            if True:\n                self._index.commit(key, tier)",
+    ),
+    Mutant(
+        "leak-slot-of-failed-fill", "stage.py",
+        "        assert slot is not None\n        self.pool.give(slot)",
+        "        assert slot is not None",
+    ),
+    Mutant(
+        "forget-before-delete-landed", "stores.py",
+        "            index.begin_drop(found[0], tier)\n",
+        "            index.forget(found[0], tier)\n            index.adopt(found[0], tier, 0)\n"
+        "            index.begin_drop(found[0], tier)\n            index.drop(found[0], tier)\n",
+    ),
+    Mutant(
+        "cancelled-load-counts", "loads.py",
+        "        load.limit = 0\n        if not load.started:",
+        "        if not load.started:",
+    ),
+    Mutant(
+        "waiters-forgotten", "loads.py",
+        "                load.parked.remove(position)\n                load.ready.append(position)",
+        "                load.parked.remove(position)",
+    ),
+    Mutant(
+        "tail-pins-starve-the-head", "loads.py",
+        "            if source == HOST:\n                self._take_from_host(load, position)",
+        "            if source == HOST and position == 0:\n                self._take_from_host(load, position)",
+    ),
+    Mutant(
+        "keep-claim-of-lost-block", "loads.py",
+        "            if outcome in _WITHDRAWN and self._index.is_ready(key, tier):",
+        "            if outcome in _WITHDRAWN and self._index.is_evictable(key, tier):",
+    ),
+    Mutant(
+        "believe-a-failed-delete", "stores.py",
+        "            if result.outcomes[key] is Outcome.MISSING:\n                self._index.drop(key, tier)",
+        "            if True:\n                self._index.drop(key, tier)",
+    ),
+    Mutant(
+        "write-although-nothing-left", "stage.py",
+        "    if any(outcome is not Outcome.OK for outcome in gone.values()):",
+        "    if False:",
+    ),
+    Mutant(
+        "stores-take-every-slot", "stage.py",
+        "self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))",
+        "self.usable_slots = pool.slots",
+    ),
+    Mutant(
+        "offered-block-evicted-before-its-write", "stores.py",
+        "        self.write_through(at_hand)  # first, since the slots taken below may be theirs\n",
+        "",
+    ),
+    Mutant(
+        "key-not-chained", "keys.py",
+        "sha256(parent + ids[start : start + step].tobytes())",
+        "sha256(ids[start : start + step].tobytes())",
+        ("tests/test_keys.py",),
+    ),
+    Mutant(
+        "fields-run-together", "keys.py",
+        "        digest.update(_framed(str(value).encode()))",
+        "        digest.update(str(value).encode())",
+        ("tests/test_keys.py",),
+    ),
+)  # fmt: skip
+
+
+def tests_fail(copy: Path, tests: tuple[str, ...]) -> bool:
+    try:
+        run = pytest_run(copy, tests)
+    except subprocess.TimeoutExpired:
+        return True
+    if run.returncode not in (0, 1):
+        raise SystemExit(f"pytest could not run\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return run.returncode == 1
+
+
+def pytest_run(copy: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(copy / name) for name in tests)],
+        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")}, capture_output=True, text=True,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+
+
+def is_caught(mutant: Mutant, copy: Path) -> bool:
+    """Whether the tests fail with this mutant in the copy of the sources; the copy is whole again afterwards."""
+    path = copy / "src" / "forebay" / mutant.file
+    original = path.read_text()
+    found = original.count(mutant.before)
+    if found != 1:
+        raise SystemExit(f"mutant {mutant.name}: its text stands {found} times in {mutant.file}, not once")
+    path.write_text(original.replace(mutant.before, mutant.after))
+    try:
+        return tests_fail(copy, mutant.tests)
+    finally:
+        path.write_text(original)
+
+
+def main() -> int:
+    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
+    missed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="forebay-mutants-") as folder:
+        copy = Path(folder)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, copy / name)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for tests in sorted({mutant.tests for mutant in chosen}):
+            if tests_fail(copy, tests):
+                raise SystemExit(f"{' '.join(tests)} fail without any mutant: mend that first")
+        for number, mutant in enumerate(chosen, 1):
+            started = time.monotonic()
+            caught = is_caught(mutant, copy)
+            seconds = time.monotonic() - started
+            print(
+                f"{number}/{len(chosen)} {'caught' if caught else 'MISSED'} {mutant.name} ({seconds:.0f} s)", flush=True
+            )
+            if not caught:
+                missed.append(mutant.name)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} known bugs are caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
