@@ -199,11 +199,11 @@ class PagedDeviceCache:
         inward = job.kind is JobKind.COPY_IN
         outcomes: dict[BlockKey, Outcome] = {}
         for key, slot, block in zip(job.keys, job.slots, blocks, strict=True):
-            host, device = self._slot_bytes[slot], self._block_bytes[block]
             try:
+                host, device = self._slot_bytes[slot], self._block_bytes[block]
                 (device if inward else host).copy_(host if inward else device, non_blocking=True)
                 outcomes[key] = Outcome.OK
-            except RuntimeError as error:  # torch reports a device's errors as these
+            except (RuntimeError, IndexError) as error:  # torch reports a device's errors as the former
                 log.error("%s of device block %d failed: %s", job.kind.value, block, error)
                 outcomes[key] = Outcome.FAILED
         return outcomes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from transformers.utils import logging as library_logging
 from forebay.errors import ConfigError
 
 from .facts import LoadedModel, adopt_model
+
+log = logging.getLogger("forebay.connectors.transformers.models")
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+"""Without any of these the library makes up an empty tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +117,12 @@ def _from_disk(folder: Path, gguf_file: str | None, dtype: torch.dtype) -> Loade
         model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ConfigError(f"cannot load a model from {folder / (gguf_file or '')}: {_one_line(error)}") from None
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-    except (OSError, ValueError, ImportError, KeyError):
-        tokenizer = None  # a model without one can still be run on token ids
+    tokenizer = None  # a model without one can still be run on token ids
+    if gguf_file or any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            log.warning("the model at %s has no usable tokenizer: %s", folder, _one_line(error))
     return adopt_model(model, tokenizer, Path(gguf_file).stem if gguf_file else folder.name)
 
 

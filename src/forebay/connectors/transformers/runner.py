@@ -30,7 +30,7 @@ from forebay.types import Namespace
 from .device import BlockShape, PagedDeviceCache
 from .facts import LoadedModel, cache_argument
 from .session import SessionKV
-from .store import Restored, SessionStore, StoreCounts
+from .store import Restored, SessionStore, StoreCounts, StoreLimits
 
 log = logging.getLogger("forebay.connectors.transformers.runner")
 
@@ -52,6 +52,8 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """KV that one load brings at a time: one window is read while another is copied and gathered."""
     backlog_bytes: int = 2**30
     """Memory that finished sessions may go on holding for blocks that the store was too busy to take."""
+    load_deadline_s: float = 30.0
+    """How long one window's load may take. Past it the blocks are computed: a store that hangs is a miss."""
     half_life: float = 10_000.0
     """Of the device cache's LRFU, in block accesses."""
 
@@ -95,8 +97,12 @@ class Runner:
         self.options = options or RunnerOptions()
         _check_chunks(self.options, namespace)
         self.loaded, self.namespace = loaded, namespace
-        window_blocks = self.options.window_bytes // namespace.block_bytes
-        self.store = SessionStore(engine, device, window_blocks=window_blocks, backlog_bytes=self.options.backlog_bytes)
+        limits = StoreLimits(
+            window_blocks=self.options.window_bytes // namespace.block_bytes,
+            backlog_bytes=self.options.backlog_bytes,
+            load_deadline_ns=int(self.options.load_deadline_s * 1e9),
+        )
+        self.store = SessionStore(engine, device, limits)
         self._shape, self._torch_device = device.shape, device.device
         self._block_tokens = namespace.block_tokens
         self._sessions: list[SessionKV] = []

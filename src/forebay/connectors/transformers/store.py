@@ -32,6 +32,16 @@ _WINDOWS = 2
 """Windows of one load under way: one is read while the other is copied and gathered."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    window_blocks: int
+    """Blocks that one load brings; at most half the device cache, so that two can be under way."""
+    backlog_bytes: int
+    """Buffers that finished sessions may go on holding for blocks that have not found a device block."""
+    load_deadline_ns: int
+    """How long one load may take before its blocks are computed instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What a session got back: its first `len(sources)` blocks, and where each came from."""
@@ -85,15 +95,17 @@ class _Clocks:
 class SessionStore:
     """Owns the device cache's contents and the engine's loads. `close` closes both."""
 
-    def __init__(self, engine: Engine, device: PagedDeviceCache, *, window_blocks: int, backlog_bytes: int) -> None:
-        self.engine, self.device = engine, device
-        self._window_blocks = max(1, min(window_blocks, device.num_blocks // 2))
-        self._backlog_bytes = backlog_bytes
+    def __init__(self, engine: Engine, device: PagedDeviceCache, limits: StoreLimits) -> None:
+        self.engine, self.device, self._limits = engine, device, limits
+        self._window_blocks = max(1, min(limits.window_blocks, device.num_blocks // _WINDOWS))
         self._computed: deque[_Computed] = deque()
         self._unstored: deque[BlockKey] = deque()
         """Hot blocks that the engine has not taken yet; may name blocks that have left the device since."""
         self._ended: dict[str, int] = {}
         """Loads that are over: request id -> blocks on the device."""
+        self._late: dict[str, tuple[DeviceBlock, ...]] = {}
+        """Loads that nobody waits for any more. Their device blocks are the engine's until they have ended."""
+        self._opened = 0
         self._restored = self._kept = self._demoted = self._lost = 0
 
     @property
@@ -140,12 +152,16 @@ class SessionStore:
         """Load a run of blocks that are not hot, two windows at a time: one is read while the other is gathered."""
         windows: deque[_Window] = deque()
         at, stop = gap.start, gap.stop
+        deadline_ns = self.engine.now_ns() + self._limits.load_deadline_ns
         try:
             while windows or at < stop:
                 while at < stop and len(windows) < _WINDOWS:
                     blocks = self._room(min(stop - at, self._window_blocks))
                     if not blocks and windows:
                         break  # the window under way will make room
+                    if not blocks and (self._late or self.engine.now_ns() > deadline_ns):
+                        log.warning("no device block is free for %d blocks to load: they are computed", stop - at)
+                        return
                     if not blocks:
                         self._step()
                         continue
@@ -157,19 +173,21 @@ class SessionStore:
                         windows.append(window)
                 if windows:
                     loaded = self._close_window(windows[0], clocks)
+                    if loaded is None:
+                        log.warning("a load of %d blocks is late: they are computed", len(windows[0].blocks))
+                        return
                     self._arrive(windows.popleft(), loaded, kv, sources, clocks)
         finally:
-            for window in windows:  # an exception: the device blocks are the engine's until the load has ended
-                self.engine.cancel_load(window.plan.request_id)
-                self._close_window(window, clocks)
-                self.device.give(window.blocks)
+            for window in windows:  # it is late, or an exception is on its way
+                self._abandon(window)
 
     def _open_window(
         self, request_id: str, keys: Sequence[BlockKey], start: int, blocks: Sequence[DeviceBlock], clocks: _Clocks
     ) -> _Window:
         """Plan the load of the blocks from `start` into these device blocks, and start it if anybody holds any."""
         started_ns = self.engine.now_ns()
-        request = Request(f"{request_id}/{start}", tuple(keys[start : start + len(blocks)]))
+        self._opened += 1  # a number of our own, since callers may use an id twice
+        request = Request(f"{request_id}/{self._opened}", tuple(keys[start : start + len(blocks)]))
         while (plan := self.engine.plan_load(request)) is None:
             self._step()
         window = _Window(plan, start, tuple(blocks[: plan.hit_blocks]))
@@ -181,13 +199,22 @@ class SessionStore:
             clocks.load_ns += self.engine.now_ns() - planned_ns
         return window
 
-    def _close_window(self, window: _Window, clocks: _Clocks) -> int:
-        """Wait until the load has ended; returns how many leading blocks are on the device."""
+    def _close_window(self, window: _Window, clocks: _Clocks) -> int | None:
+        """Wait for a load's end; returns how many leading blocks are on the device, or None past the deadline."""
         started_ns = self.engine.now_ns()
-        while window.plan.request_id not in self._ended:
+        deadline_ns = started_ns + self._limits.load_deadline_ns
+        while window.plan.request_id not in self._ended and self.engine.now_ns() < deadline_ns:
             self._step()
         clocks.load_ns += self.engine.now_ns() - started_ns
-        return self._ended.pop(window.plan.request_id)
+        return self._ended.pop(window.plan.request_id, None)
+
+    def _abandon(self, window: _Window) -> None:
+        """Wait for a load no longer. Its device blocks come back when it has ended, which `_poll` sees."""
+        if self._ended.pop(window.plan.request_id, None) is not None:
+            self.device.give(window.blocks)
+            return
+        self.engine.cancel_load(window.plan.request_id)
+        self._late[window.plan.request_id] = window.blocks
 
     def _arrive(self, window: _Window, loaded: int, kv: SessionKV, sources: list[str | None], clocks: _Clocks) -> None:
         """The first `loaded` blocks of a window are on the device: into the session, and hot from now on."""
@@ -226,7 +253,7 @@ class SessionStore:
         """A session has ended. Its blocks may wait on in its buffer while such buffers stay within the backlog."""
         while self._computed:
             waiting = {id(entry.kv): entry.kv.held_bytes for entry in self._computed}
-            if sum(waiting.values()) <= self._backlog_bytes:
+            if sum(waiting.values()) <= self._limits.backlog_bytes:
                 return
             oldest = self._computed[0].kv
             late = [entry for entry in self._computed if entry.kv is oldest]
@@ -309,7 +336,7 @@ class SessionStore:
     # ---- room on the device
 
     def _room(self, wanted: int) -> list[DeviceBlock]:
-        """Up to `wanted` free device blocks, now the caller's. Empty only while copies or writes are under way."""
+        """Up to `wanted` free device blocks, now the caller's. Empty only while the engine is at work."""
         while self.device.free_blocks < wanted:
             if not self._evict(wanted - self.device.free_blocks):
                 break
@@ -340,7 +367,10 @@ class SessionStore:
 
     def _poll(self) -> None:
         for loaded in self.engine.poll():
-            self._ended[loaded.request_id] = loaded.blocks
+            if loaded.request_id in self._late:
+                self.device.give(self._late.pop(loaded.request_id))
+            else:
+                self._ended[loaded.request_id] = loaded.blocks
 
     def _step(self) -> None:
         self.engine.wait(self.engine.now_ns() + _PATIENCE_NS)
