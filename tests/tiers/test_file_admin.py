@@ -17,7 +17,7 @@ from forebay.testing.tier_contract import key_of, namespace_of, payload_of, put
 from forebay.tiers.file import admin
 from forebay.tiers.file.admin import Verdict
 from forebay.tiers.file.directio import REAL_CALLS, Access
-from forebay.tiers.file.format import checksum
+from forebay.tiers.file.format import Header, Shape, checksum, encode_header
 
 OTHER_BYTES = 100
 
@@ -101,6 +101,15 @@ def test_verify_sets_aside_what_is_damaged_or_foreign_once(roots: list[Path], tm
     again = admin.verify(roots)
     assert again.set_aside == ()
     assert again.checked_blocks == 23 - 7
+
+
+def test_a_header_that_lies_about_its_length_asks_for_no_memory(roots: list[Path]) -> None:
+    path = path_of(roots, 1)
+    page = memoryview(bytearray(4096))
+    encode_header(Header(Shape(digest_of(namespace_of(BLOCK_BYTES)), 2**50), key_of(1), bytes(16)), page)
+    path.write_bytes(bytes(page) + bytes(8192))
+    [found] = admin.verify(roots).set_aside
+    assert (found.path, found.reason) == (str(path), "wrong-length")
 
 
 def test_verify_refuses_a_block_of_another_namespace(roots: list[Path]) -> None:

@@ -139,6 +139,19 @@ def test_an_empty_mount_point_is_not_taken_for_the_root(tmp_path: Path, lines: l
     tier.close()
 
 
+def test_another_pool_in_its_place_is_not_taken_for_the_root(tmp_path: Path, lines: list[str]) -> None:
+    a, b, stranger = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    open_tier(stranger).close()
+    tier = open_tier(a, b)
+    b.rename(tmp_path / "unplugged")
+    stranger.rename(b)
+    put(tier, NUMBERS, BLOCK_BYTES)
+    assert held_in(a) == set(NUMBERS)
+    assert tier.describe()[1].state is RootState.ABSENT
+    assert len(lines) == 1
+    tier.close()
+
+
 def test_a_dying_root_passes_its_writes_on(tmp_path: Path, lines: list[str]) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     dying = [False]

@@ -194,7 +194,8 @@ class FileTier:
 
     def scan(self) -> Iterator[Stored]:
         self._check_open()
-        found: dict[BlockKey, layout.BlockFile] = {}
+        seen: set[BlockKey] = set()
+        aged: list[tuple[int, Stored]] = []
         for root in [str(member.root.path) for member in self._members]:
             for namespace_hex in layout.walk_namespaces(root):
                 for block in layout.walk_blocks(root, namespace_hex):
@@ -202,9 +203,12 @@ class FileTier:
                         continue
                     if namespace_hex != self._namespace_hex:
                         self._elsewhere[block.key] = namespace_hex
-                    found.setdefault(block.key, block)
-        for block in sorted(found.values(), key=lambda block: block.mtime_ns):
-            yield Stored(block.key, block.length_bytes)
+                    if block.key not in seen:
+                        seen.add(block.key)
+                        aged.append((block.mtime_ns, Stored(block.key, block.length_bytes)))
+        aged.sort(key=lambda entry: entry[0])
+        for _, stored in aged:
+            yield stored
 
     def close(self) -> None:
         """Finish what is queued and end the I/O threads. Safe to call twice."""
