@@ -200,6 +200,25 @@ def test_damage_ends_the_load_before_it_and_is_forgotten() -> None:
     world.engine.check_idle()
 
 
+def test_a_lost_block_is_forgotten_although_another_plan_still_holds_it() -> None:
+    world = make_world()
+    world.store(PROMPT[:3])
+    world.engine.drop_host_copies()
+    world.plan("holder", PROMPT[:3])
+    world.tiers["disk"].damage(PROMPT[1])
+    plan = world.plan("finder", PROMPT[:3])
+    world.engine.start_load(plan, world.lend(0, 3))
+    ended: list[Loaded] = []
+    for _ in range(100):
+        ended += world.engine.poll()
+        world.engine.wait(world.executor.now_ns() + SECOND_NS)
+    assert ended == [Loaded("finder", 1)]
+    world.engine.cancel_load("holder")
+    assert world.plan("r", PROMPT[:3]).hit_blocks == 1
+    world.engine.cancel_load("r")
+    world.engine.check_idle()
+
+
 def test_a_block_that_one_tier_lost_comes_from_the_next() -> None:
     world = make_world(tiers={"fast": 100, "slow": 100})
     world.store(PROMPT)

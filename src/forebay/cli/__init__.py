@@ -41,6 +41,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(arguments, prog_name="forebay", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "forebay"
         return _refuse(f"{' '.join(error.format_message().split())} (see '{where} --help')")

@@ -15,6 +15,8 @@ from forebay.tiers.file.format import PAGE_BYTES
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MOUNTS = Path("/proc/self/mountinfo")
 _LOW_FREE_SHARE = 0.05
+_IN_MEMORY = {"tmpfs", "ramfs"}
+_ON_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "fuse.juicefs", "9p", "virtiofs"}
 
 
 class Verdict(Enum):
@@ -82,7 +84,7 @@ def probe(path: Path, calls: Calls = REAL_CALLS) -> ProbeReport:
     memlock_bytes: int | None = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if memlock_bytes == resource.RLIM_INFINITY:
         memlock_bytes = None
-    items = [_writable_item(directory, trial)]
+    items = [_writable_item(directory, trial), _medium_item(mount)]
     if trial.io is not None:
         items += [_direct_item(trial.io), _locks_item(trial.io)]
     if space is not None:
@@ -111,6 +113,16 @@ def _writable_item(directory: Path, trial: _Trial) -> ProbeItem:
     if trial.io is None:
         return ProbeItem("writable", Verdict.BAD, f"cannot write and read a file in {directory}: {trial.trouble}")
     return ProbeItem("writable", Verdict.OK, f"wrote and read a page in {directory}")
+
+
+def _medium_item(mount: _Mount) -> ProbeItem:
+    where = f"{mount.file_system or 'unknown file system'} on {mount.device or 'unknown device'}"
+    if mount.file_system in _IN_MEMORY:
+        words = f"{where}: blocks would stay in memory and be gone after a reboot; name a directory on a disk"
+        return ProbeItem("medium", Verdict.WARN, words)
+    if mount.file_system in _ON_NETWORK:
+        return ProbeItem("medium", Verdict.OK, f"{where}: a network file system; processes on other hosts may share it")
+    return ProbeItem("medium", Verdict.OK, where)
 
 
 def _direct_item(io: IoPath) -> ProbeItem:

@@ -300,6 +300,9 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
 def _check_options(options: Options) -> None:
     if not options.roots:
         raise ConfigError("the file tier has no roots: name at least one directory")
+    for root in options.roots:
+        if not root.path or "\0" in root.path:
+            raise ConfigError(f"the file tier cannot use {root.path!r} as a root: name a directory")
     paths = [os.path.realpath(root.path) for root in options.roots]
     if len(set(paths)) < len(paths):
         raise ConfigError("the file tier names the same root twice: name each directory once")

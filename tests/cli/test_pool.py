@@ -1,0 +1,142 @@
+"""`forebay pool` and `forebay doctor` on real pools, and the errors of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay.cli import run
+from forebay.keys import block_keys, namespace_key
+from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, truth
+from forebay.tiers import file
+from forebay.types import Outcome
+
+Capture = pytest.CaptureFixture[str]
+KEYS = block_keys(NAMESPACE, range(10 * NAMESPACE.block_tokens))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A pool of 10 blocks."""
+    path = tmp_path / "pool"
+    options = file.Options(roots=(file.RootOptions(path=str(path)),), capacity_bytes=2**20)
+    tier = file.build(options, NAMESPACE, bytes(namespace_key(NAMESPACE)))
+    views = [memoryview(bytearray(truth(key))) for key in KEYS]
+    assert tier.write(KEYS, views) == [Outcome.OK] * 10
+    tier.close()
+    return path
+
+
+def block_file(root: Path, number: int) -> Path:
+    (found,) = root.rglob(f"{KEYS[number].hex()}.kv")
+    return found
+
+
+def test_stat(root: Path, capsys: Capture) -> None:
+    assert run(["pool", "stat", str(root)]) == 0
+    assert "10 in 1 namespaces, 80.00 KiB" in capsys.readouterr().out
+    assert run(["pool", "stat", "--json", str(root)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["roots"]
+    assert (found["blocks"], found["stored_bytes"], found["set_aside_files"]) == (10, 10 * 8192, 0)
+
+
+def test_ls_explains_the_namespace(root: Path, capsys: Capture) -> None:
+    assert run(["pool", "ls", str(root)]) == 0
+    text = capsys.readouterr().out
+    assert namespace_key(NAMESPACE).hex()[:16] in text
+    assert "kv_dtype        uint8" in text
+    assert run(["pool", "ls", "--json", str(root)]) == 0
+    (listing,) = json.loads(capsys.readouterr().out)["namespaces"]
+    assert listing["fields"]["block_bytes"] == BLOCK_BYTES
+    assert listing["blocks"] == 10
+
+
+def test_verify_names_the_damaged_and_exits_1_then_finds_nothing(root: Path, capsys: Capture) -> None:
+    assert run(["pool", "verify", str(root)]) == 0
+    assert "10 blocks, 80.00 KiB checked: 0 damaged" in capsys.readouterr().out
+    flipped, cut = block_file(root, 3), block_file(root, 7)
+    content = bytearray(flipped.read_bytes())
+    content[4096 + 5] ^= 4
+    flipped.write_bytes(content)
+    cut.write_bytes(cut.read_bytes()[:5000])
+    assert run(["pool", "verify", "--json", str(root)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert {(item["path"], item["reason"]) for item in report["set_aside"]} == {
+        (str(flipped), "payload-checksum"),
+        (str(cut), "wrong-length"),
+    }
+    assert run(["pool", "verify", str(root)]) == 0
+    assert "8 blocks" in capsys.readouterr().out
+
+
+def test_purge_removes_one_namespace_or_all(root: Path, capsys: Capture) -> None:
+    assert run(["pool", "purge", "--yes", "--namespace", "ffff", str(root)]) == 2
+    assert "0 namespaces begin with ffff" in capsys.readouterr().err
+    digest = namespace_key(NAMESPACE).hex()
+    assert run(["pool", "purge", "--yes", "--namespace", digest[:8], str(root)]) == 0
+    assert "removed 10 blocks, 80.00 KiB" in capsys.readouterr().out
+    assert list(root.rglob("*.kv")) == []
+    assert (root / "forebay-pool.json").is_file()
+
+
+def test_purge_asks_and_without_an_answer_does_nothing(root: Path) -> None:
+    command = [sys.executable, "-c", "from forebay.cli import main; main()", "pool", "purge", str(root)]
+    ended = subprocess.run(command, input="n\n", capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    assert "Remove 10 blocks?" in ended.stderr
+    assert len(list(root.rglob("*.kv"))) == 10
+
+
+def test_doctor_says_what_a_root_gets(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["doctor", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for item in ("writable", "medium", "direct I/O", "space", "huge pages", "locked memory", "in all"):
+        assert item in text
+    assert run(["doctor", "--json", str(tmp_path)]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["paths"]
+    assert report["verdict"] in ("ok", "warn")
+    assert report["io"]["access"] in ("direct", "buffered")
+    assert list(tmp_path.iterdir()) == [], "the doctor leaves nothing behind"
+
+
+def test_doctor_refuses_what_cannot_be_a_root(capsys: Capture) -> None:
+    assert run(["doctor", "/proc/nowhere"]) == 1
+    assert "BAD   writable" in capsys.readouterr().out
+
+
+def no_pool(path: Path) -> list[str]:
+    return ["pool", "stat", str(path)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (no_pool, "is not a pool of Forebay"),
+        (lambda path: ["pool", "stat", str(path / "nowhere")], "is not a pool of Forebay"),
+        (lambda path: ["pool", "stat"], "Missing argument"),
+        (lambda path: ["pool", "verify", "--fast", str(path)], "No such option '--fast'"),
+        (lambda path: ["pool", "mend", str(path)], "No such command 'mend'"),
+        (lambda path: ["pool", "ls", str(path / ("x" * 300))], "name too long"),
+    ],
+)
+def test_a_bad_call_is_one_line_and_exit_code_2(
+    arguments: Callable[[Path], list[str]], says: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "precious.txt").write_text("not ours")
+    assert run(arguments(tmp_path)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("forebay: ")
+    assert says in printed.err
+    assert (tmp_path / "precious.txt").read_text() == "not ours"
+
+
+def test_no_arguments_shows_the_commands(capsys: Capture) -> None:
+    assert run([]) == 2
+    assert "doctor" in capsys.readouterr().err
