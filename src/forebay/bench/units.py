@@ -1,0 +1,59 @@
+"""Numbers with their units, for people. Decimal everywhere (a GB is 10**9 bytes), so that sizes and rates agree."""
+
+from __future__ import annotations
+
+import re
+
+from forebay.errors import ConfigError
+
+_DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
+_BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | {
+    unit.lower(): 1024 ** (power + 1) for power, unit in enumerate(_BINARY)
+}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+NOTHING = "–"
+"""Shown where there is no such figure."""
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `500 MB`, `4096B` -> bytes. Raises ConfigError without a unit, so that no one has to guess it."""
+    match = _QUANTITY.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{text!r} is not a size: give a number and its unit, such as 2GiB or 500MB")
+    return int(float(match[1]) * factor)
+
+
+def bytes_text(quantity_bytes: float | None) -> str:
+    """`917.50 MB`: the largest decimal unit that keeps the number above 1."""
+    if quantity_bytes is None:
+        return NOTHING
+    value, power = float(quantity_bytes), 0
+    while abs(value) >= 1000 and power < len(_DECIMAL) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.0f} B" if power == 0 else f"{value:.2f} {_DECIMAL[power]}"
+
+
+def seconds_text(quantity_s: float | None) -> str:
+    """`14.8 s`, `0.532 s`, `12 ms`: three digits that mean something."""
+    if quantity_s is None:
+        return NOTHING
+    if quantity_s < 0.1:
+        return f"{quantity_s * 1e3:.1f} ms"
+    return f"{quantity_s:.3f} s" if quantity_s < 10 else f"{quantity_s:.1f} s"
+
+
+def rate_text(gigabytes_per_s: float | None) -> str:
+    return NOTHING if gigabytes_per_s is None else f"{gigabytes_per_s:.2f} GB/s"
+
+
+def tokens_rate_text(tokens_per_s: float | None) -> str:
+    return NOTHING if tokens_per_s is None else f"{tokens_per_s:.2f} tokens/s"
+
+
+def factor_text(factor: float | None) -> str:
+    """`21x`, `3.4x`."""
+    if factor is None:
+        return NOTHING
+    return f"{factor:.0f}x" if factor >= 10 else f"{factor:.1f}x"
