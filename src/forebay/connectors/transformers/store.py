@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from forebay.engine import Engine
 from forebay.types import BlockKey, DeviceBlock, LoadPlan, Request
@@ -291,7 +292,7 @@ class SessionStore:
         while self._computed and self._computed[0].key in self.device:
             self._computed.popleft()
             placed += 1
-        run = list(_leading_run(self._computed, self.device))[: self.device.num_blocks]
+        run = list(islice(_leading_run(self._computed, self.device), self.device.num_blocks))
         blocks = self._room(len(run)) if run else []
         if blocks:
             run = run[: len(blocks)]
