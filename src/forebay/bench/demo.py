@@ -107,6 +107,9 @@ class _Populated:
     """One document's way into the pool."""
 
     found_tokens: int
+    """Read from the pool."""
+    restored_tokens: int
+    """With those that an earlier document of this run begins with, too."""
     taken_s: float
 
 
@@ -175,8 +178,8 @@ class _Demo:
             for number, prompt in enumerate(stage.prompts, 1):
                 self._progress.begins(f"Session {number}: reading {prompt.document_tokens:,} tokens into the pool")
                 taken = runner.generate(prompt.document_ids, 1, f"populate-{number}")
-                found_tokens = sum(taken.hit_tokens.values())
-                done.append(_Populated(found_tokens, taken.total_s))
+                found_tokens = taken.hit_tokens.get(TIER, 0)
+                done.append(_Populated(found_tokens, sum(taken.hit_tokens.values()), taken.total_s))
                 origin = f", {found_tokens:,} of them found in the pool" if found_tokens else ""
                 self._progress.ended(
                     f"session {number}, {prompt.document.title}: {prompt.document_tokens:,} tokens{origin}, "
@@ -345,10 +348,10 @@ def _sessions(stage: Setting, seen: _Observed, differing: dict[int, str]) -> tup
 
 
 def _recomputed_tokens(stage: Setting, populated: Sequence[_Populated]) -> int:
-    """Document tokens whose blocks were not found. Of a block that ends its prompt, one token is always computed."""
+    """Document tokens whose blocks were not restored. Of a block that ends its prompt, one token is always computed."""
     block_tokens = stage.namespace.block_tokens
-    found_blocks = sum(-(-each.found_tokens // block_tokens) for each in populated)
-    return (stage.document_blocks - found_blocks) * block_tokens
+    restored_blocks = sum(-(-each.restored_tokens // block_tokens) for each in populated)
+    return (stage.document_blocks - restored_blocks) * block_tokens
 
 
 def _model(loaded: LoadedModel) -> Model:

@@ -137,7 +137,7 @@ def _plot(record: Record) -> str:
         top, colour = row * _ROW_PIXELS, _COLOURS[summary.way]
         parts += [
             f'<text class="strong" x="0" y="{top + 18}">{_text(summary.way.label)}</text>',
-            f'<text x="100%" y="{top + 18}" text-anchor="end">{_text(seconds_text(summary.ttft_p50_s))}</text>',
+            f'<text x="100%" y="{top + 18}" text-anchor="end">p50 {_text(seconds_text(summary.ttft_p50_s))}</text>',
             f'<rect x="0" y="{top + 26}" width="{_percent(summary.ttft_p50_s, top_s)}" height="{_BAR_PIXELS}" '
             f'fill="{colour}" fill-opacity="0.35" />',
         ]

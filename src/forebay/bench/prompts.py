@@ -88,9 +88,7 @@ class Chat:
             if len(ids) > wanted:  # the last token of a cut text may be another one than in the whole
                 return ids[:wanted]
             if characters >= len(document.text):
-                raise ConfigError(
-                    f"{document.title!r} has {len(ids):,} tokens, not {wanted:,}: ask for fewer --tokens"
-                )
+                raise ConfigError(f"{document.title!r} has {len(ids):,} tokens, not {wanted:,}: ask for fewer --tokens")
             characters *= 2
 
     def _beginning(self) -> list[int]:

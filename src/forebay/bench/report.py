@@ -65,7 +65,7 @@ def encode_json(record: Record) -> bytes:
 
 def print_report(record: Record, console: Console) -> None:
     """The finding, the table, the evidence and the answers."""
-    table = Table(title=f"{len(record.sessions)} sessions, {record.model.name}", title_justify="left")
+    table = Table(title=f"{record.model.name}, sessions: {len(record.sessions)}", title_justify="left")
     table.add_column("")
     for summary in record.summaries:
         table.add_column(summary.way.label, justify="right", overflow="fold")
@@ -158,8 +158,3 @@ def exit_code(record: Record) -> int:
     if not record.tokens_equal:
         return 1
     return 3 if record.verdict.validity is Validity.INVALID else 0
-
-
-def step_line(record: Record) -> str:
-    """The whole time, in one line."""
-    return f"done in {seconds_text(record.durations.whole_s)}"
