@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.keys import KEY_BYTES, block_keys, namespace_key, tenant_digest
+from forebay.keys import KEY_BYTES, block_keys, derived_key, namespace_key, tenant_digest
 from forebay.testing.schedule import NAMESPACE
 from forebay.types import Namespace
 
@@ -92,3 +92,14 @@ def test_a_tenants_salt_is_not_kept_and_separates() -> None:
     assert tenant_digest("") == ""
     assert "secret" not in tenant_digest("secret")
     assert tenant_digest("secret") != tenant_digest("secret2")
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), TOKENS)
+def test_derived_keys_differ_by_namespace_and_hash_and_are_no_keys_of_tokens(
+    left: bytes, right: bytes, tokens: list[int]
+) -> None:
+    root, other = namespace_key(NAMESPACE), namespace_key(dataclasses.replace(NAMESPACE, shard=1, shard_count=2))
+    assert (derived_key(root, left) == derived_key(root, right)) == (left == right)
+    assert derived_key(root, left) != derived_key(other, left)
+    assert len(derived_key(root, left)) == KEY_BYTES
+    assert derived_key(root, left) not in block_keys(NAMESPACE, tokens)

@@ -6,6 +6,10 @@ key[i]    = SHA-256(key[i-1] || tokens of block i)
 
 A key therefore stands for the whole prefix up to the end of its block, in one exact namespace. Tags and length
 prefixes make the encoding of a namespace injective: no two different field lists have the same bytes.
+
+A host engine that names its blocks by a hash of the whole prefix has no need of the chain:
+
+derived   = SHA-256("forebay/derived/1" || root || that hash), each part with its length before it
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from forebay.types import BlockKey, Namespace
 KEY_BYTES = 32
 _NAMESPACE_TAG = b"forebay/namespace/1"
 _TENANT_TAG = b"forebay/tenant/1"
+_DERIVED_TAG = b"forebay/derived/1"
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 """Token ids in [0, 2**32). An array is hashed without copying when it is contiguous little-endian uint32 or int32."""
@@ -62,6 +67,11 @@ def block_keys(namespace: Namespace, tokens: Tokens) -> tuple[BlockKey, ...]:
         parent = BlockKey(sha256(parent + ids[start : start + step].tobytes()).digest())
         keys.append(parent)
     return tuple(keys)
+
+
+def derived_key(root: BlockKey, prefix_hash: bytes) -> BlockKey:
+    """The key of a block that its host engine names by a hash of the whole prefix, in the namespace with this root."""
+    return BlockKey(hashlib.sha256(_framed(_DERIVED_TAG) + _framed(root) + _framed(prefix_hash)).digest())
 
 
 def _as_uint32(tokens: Tokens) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,1 @@
+"""vLLM with a tiered KV store."""

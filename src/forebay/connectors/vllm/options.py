@@ -1,0 +1,123 @@
+"""What an operator writes into `kv_connector_extra_config`, and the store that comes of it for each rank."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.assemble import StoreConfig
+from forebay.engine import EngineOptions
+from forebay.errors import ConfigError
+
+GIB = 2**30
+_WORKER_PROBE_DEADLINE_S = 2.0
+"""A rank is asked to load only what was just seen in the pool: a slow answer there is better than a recompute."""
+
+
+class StoredTokens(Enum):
+    """Whose blocks are stored."""
+
+    PROMPT = "prompt"
+    """Blocks that lie in the prompt as a whole."""
+    ALL = "all"
+    """Blocks with generated tokens too: they serve the next turn of a conversation."""
+
+
+class IdentityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What says whose blocks these are. Both ways into vLLM have these options."""
+
+    identity: str = ""
+    """A name for exactly these weights that the operator vouches for. Without it the weight files are read whole."""
+    digest_cache: str = ""
+    """File that remembers digests of weight files; beside the pool if not given."""
+
+
+class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits are for the whole engine: its ranks share them evenly."""
+
+    pool: str = ""
+    """Directory of the pool. With several ranks, rank r of n uses the directory `POOL-rank{r}of{n}` beside it."""
+    capacity_gib: float = 0.0
+    """Room for blocks on the pool's file system, in GiB."""
+    host_gib: float = 2.0
+    """DRAM for blocks on their way and for recent ones, in GiB."""
+    config: str = ""
+    """A TOML file of a whole store, instead of the three above. `{rank}` and `{ranks}` in it are filled in."""
+    stored_tokens: StoredTokens = StoredTokens.ALL
+    min_load_tokens: int = 0
+    """Shorter hits are computed instead of loaded."""
+    lookup_deadline_s: float = 0.25
+    """How long a request waits to hear what the pool holds of it, before it goes on with what is known by then."""
+    held_share: float = 0.25
+    """Share of vLLM's blocks that may be kept from reuse, after their request has gone, until they are copied out."""
+    drain_s: float = 10.0
+    """How long a shutdown waits for blocks on their way to the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One worker of a vLLM engine, counted over tensor and pipeline parallelism."""
+
+    rank: int = 0
+    ranks: int = 1
+
+
+def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
+    """Raises ConfigError for unknown names, wrong types and combinations that make no sense."""
+    try:
+        options = msgspec.convert(dict(extra_config), ConnectorOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}") from None
+    if bool(options.pool) == bool(options.config):
+        raise ConfigError("kv_connector_extra_config: give either 'pool', a directory, or 'config', a TOML file")
+    if options.pool and not options.capacity_gib > 0:
+        raise ConfigError("kv_connector_extra_config: give 'capacity_gib', the room for blocks in the pool")
+    if not options.host_gib > 0 or not 0 <= options.held_share < 1 or options.min_load_tokens < 0:
+        raise ConfigError(
+            "kv_connector_extra_config: 'host_gib' must be positive, 'held_share' in [0, 1), "
+            "'min_load_tokens' 0 or more"
+        )
+    return options
+
+
+def digest_cache_path(options: IdentityOptions, pool: str) -> Path | None:
+    """Where digests of weight files are remembered; None when no place is known."""
+    if options.digest_cache:
+        return Path(options.digest_cache)
+    return Path(f"{pool.rstrip('/')}-weights.json") if pool else None
+
+
+def store_config(options: ConnectorOptions, rank: Rank) -> StoreConfig:
+    """The store of one rank. Raises ConfigError for a bad TOML file, or one that several ranks cannot share."""
+    if options.config:
+        return _from_toml(Path(options.config), rank)
+    root = options.pool if rank.ranks == 1 else f"{options.pool.rstrip('/')}-rank{rank.rank}of{rank.ranks}"
+    embedded = StoreConfig.embedded(
+        [root],
+        host_bytes=int(options.host_gib * GIB) // rank.ranks,
+        capacity_bytes=int(options.capacity_gib * GIB) // rank.ranks,
+        shared=True,  # other engines may use the pool too, and the scheduler looks into it
+    )
+    return msgspec.structs.replace(embedded, engine=EngineOptions(probe_deadline_s=_WORKER_PROBE_DEADLINE_S))
+
+
+def _from_toml(path: Path, rank: Rank) -> StoreConfig:
+    try:
+        text = path.read_text()
+        if rank.ranks > 1 and "{rank}" not in text:
+            raise ConfigError(
+                f"{path}: this engine has {rank.ranks} ranks, and each needs a directory of its own: "
+                "write {rank} into the path of each root"
+            )
+        text = text.replace("{ranks}", str(rank.ranks)).replace("{rank}", str(rank.rank))
+        return msgspec.convert(tomllib.loads(text), StoreConfig)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
