@@ -343,3 +343,17 @@ def test_check_finds_a_lost_pin() -> None:
     world.engine._index.pin(PROMPT[0], "disk")
     with pytest.raises(InvariantBroken, match="1 pins where 0 are held"):
         world.engine.check()
+
+
+def test_blocks_that_somebody_did_not_find_in_a_shared_tier_are_stored_anew() -> None:
+    world = make_world(tiers={"near": 100, "far": 100}, shared=("far",))
+    world.store(PROMPT[:8])
+    world.tiers["far"].delete(PROMPT[2:6])  # by another process: this engine does not know
+    world.store(PROMPT[:8])
+    assert world.count(JobKind.WRITE, "far") == 8
+    world.engine.distrust(PROMPT[4:10])
+    world.engine.check()
+    world.store(PROMPT[:8])
+    assert world.tiers["far"].contains(PROMPT[:8]) == [True, True, False, False, True, True, True, True]
+    assert world.count(JobKind.WRITE, "near") == 8, "a tier that nobody else writes to is not doubted"
+    world.engine.check_idle()

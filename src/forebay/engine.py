@@ -148,6 +148,16 @@ class Engine:
         """Which blocks are in the host pool or a tier, or on their way into the pool."""
         return [source_of(key, self._index, self._stage.order) is not None for key in keys]
 
+    def distrust(self, keys: Sequence[BlockKey]) -> None:
+        """Somebody looked for these blocks in the shared tiers and did not find them: believe it, and store them anew.
+
+        A block that is there after all costs one needless write, which leaves it as it is.
+        """
+        for tier in self._shared:
+            for key in keys:
+                if self._index.is_ready(key, tier):
+                    self._stage.withdraw(key, tier, Reason.MISSING)
+
     def drop_host_copies(self) -> int:
         """Forget every unpinned host copy that some tier holds too; returns how many. Their slots are free."""
         spare = [
