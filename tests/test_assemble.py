@@ -84,3 +84,9 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, text: str, says: str
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml: No such file"):
         read_config(tmp_path / "nowhere.toml")
+
+
+def test_the_example_configuration_is_valid() -> None:
+    config = read_config(Path(__file__).parents[1] / "examples" / "store.toml")
+    assert config.host_bytes == 8 * 2**30
+    assert [tier.kind for tier in config.tiers] == ["file"]

@@ -93,15 +93,18 @@ def make_world(
     tiers: dict[str, int] | None = None,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     shared: tuple[str, ...] = (),
+    medium_blocks: int | None = None,
     options: EngineOptions | None = None,
 ) -> World:
-    """`tiers`: capacity in blocks by name, from fast to slow."""
+    """`tiers`: capacity in blocks by name, from fast to slow; `medium_blocks`: what they could hold beyond it."""
     held: dict[str, memory.MemoryTier] = {}
     for position, (name, blocks) in enumerate((tiers or {"disk": 1000}).items()):
-        capacity_bytes, latency_ns = blocks * BLOCK_BYTES, 100_000 * (position + 1)
+        capacity_bytes, latency_ns = (medium_blocks or blocks) * BLOCK_BYTES, 100_000 * (position + 1)
         tier_options = memory.Options(name=name, capacity_bytes=capacity_bytes, read_latency_ns=latency_ns)
         held[name] = memory.MemoryTier(tier_options, BLOCK_BYTES)
-        held[name].spec = dataclasses.replace(held[name].spec, shared=name in shared)
+        held[name].spec = dataclasses.replace(
+            held[name].spec, shared=name in shared, capacity_bytes=blocks * BLOCK_BYTES
+        )
     pool = HostPool(slots, BLOCK_BYTES)
     device = ModelDevice(pool, 200, Chances(late_copy=0.0, failed_copy=0.0), random.Random(0))
     executor = SimExecutor(lambda job: 100_000 + len(job.keys) * 10_000)
@@ -281,6 +284,28 @@ def test_failed_writes_leave_nothing_behind() -> None:
     assert list(world.tiers["disk"].scan()) == []
     assert world.load("dram", PROMPT) == 40, "the copies in DRAM are good all the same"
     world.engine.check_idle()
+
+
+def test_nothing_is_written_into_room_that_a_delete_failed_to_make() -> None:
+    def failing(tier: Tier) -> Tier:
+        return FaultTier(tier, FaultPlan(seed=1, delete_failed=1.0))
+
+    world = make_world(slots=4, tiers={"disk": 4}, medium_blocks=100, wrap=failing)
+    disk = world.tiers["disk"]
+    world.store(PROMPT)
+    assert 0 < len(list(disk.scan())) <= 4
+    world.engine.check_idle()
+
+
+def test_an_offer_stores_copies_that_only_dram_has_before_it_takes_their_slots() -> None:
+    world = make_world(slots=4)
+    disk = world.tiers["disk"]
+    write = disk.write
+    disk.write = lambda keys, views: [Outcome.FAILED] * len(keys)  # type: ignore[method-assign]
+    world.store(PROMPT[:3])
+    disk.write = write  # type: ignore[method-assign]
+    world.store(PROMPT[:6])
+    assert disk.contains(PROMPT[:6]) == [True] * 6
 
 
 def test_a_refused_offer_can_be_made_again() -> None:

@@ -351,8 +351,11 @@ class SessionStore:
         """
         orphans = self._orphans(self.device.victims(count))
         if orphans:
-            self._demoted += self._offer_hot(orphans)
-            self._poll()
+            taken = self._demote(orphans)
+            if (
+                not taken and self.engine.idle
+            ):  # what kept the store busy has just ended: ask again, and then believe it
+                self._demote(orphans)
             orphans = self._orphans(orphans)
         leaving = self.device.victims(count, lambda key: self.engine.holds((key,))[0])
         if not leaving and orphans and self.engine.idle:
@@ -360,6 +363,12 @@ class SessionStore:
             leaving = orphans
         self.device.drop(leaving)
         return len(leaving)
+
+    def _demote(self, keys: Sequence[BlockKey]) -> int:
+        taken = self._offer_hot(keys)
+        self._demoted += taken
+        self._poll()
+        return taken
 
     def _orphans(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         return [key for key, held in zip(keys, self.engine.holds(keys), strict=True) if not held]
