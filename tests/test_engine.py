@@ -22,7 +22,7 @@ from forebay.stage import Policies
 from forebay.testing.fault import FaultPlan, FaultTier
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, ModelDevice, truth
 from forebay.tiers import memory
-from forebay.types import HOST, BlockKey, DeviceBlock, JobKind, Loaded, LoadPlan, Outcome, Request
+from forebay.types import HOST, BlockKey, DeviceBlock, JobKind, Loaded, LoadPlan, Outcome, Request, TierSpec
 
 SECOND_NS = 1_000_000_000
 PROMPT = block_keys(NAMESPACE, list(range(40 * NAMESPACE.block_tokens)))
@@ -93,18 +93,15 @@ def make_world(
     tiers: dict[str, int] | None = None,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     shared: tuple[str, ...] = (),
-    medium_blocks: int | None = None,
     options: EngineOptions | None = None,
 ) -> World:
-    """`tiers`: capacity in blocks by name, from fast to slow; `medium_blocks`: what they could hold beyond it."""
+    """`tiers`: capacity in blocks by name, from fast to slow."""
     held: dict[str, memory.MemoryTier] = {}
     for position, (name, blocks) in enumerate((tiers or {"disk": 1000}).items()):
-        capacity_bytes, latency_ns = (medium_blocks or blocks) * BLOCK_BYTES, 100_000 * (position + 1)
+        capacity_bytes, latency_ns = blocks * BLOCK_BYTES, 100_000 * (position + 1)
         tier_options = memory.Options(name=name, capacity_bytes=capacity_bytes, read_latency_ns=latency_ns)
         held[name] = memory.MemoryTier(tier_options, BLOCK_BYTES)
-        held[name].spec = dataclasses.replace(
-            held[name].spec, shared=name in shared, capacity_bytes=blocks * BLOCK_BYTES
-        )
+        held[name].spec = dataclasses.replace(held[name].spec, shared=name in shared)
     pool = HostPool(slots, BLOCK_BYTES)
     device = ModelDevice(pool, 200, Chances(late_copy=0.0, failed_copy=0.0), random.Random(0))
     executor = SimExecutor(lambda job: 100_000 + len(job.keys) * 10_000)
@@ -287,10 +284,15 @@ def test_failed_writes_leave_nothing_behind() -> None:
 
 
 def test_nothing_is_written_into_room_that_a_delete_failed_to_make() -> None:
-    def failing(tier: Tier) -> Tier:
-        return FaultTier(tier, FaultPlan(seed=1, delete_failed=1.0))
+    class RoomierThanItSays(FaultTier):
+        """Nothing but the engine keeps it to 4 blocks."""
 
-    world = make_world(slots=4, tiers={"disk": 4}, medium_blocks=100, wrap=failing)
+        @property
+        def spec(self) -> TierSpec:
+            return dataclasses.replace(super().spec, capacity_bytes=4 * BLOCK_BYTES)
+
+    plan = FaultPlan(seed=1, delete_failed=1.0)
+    world = make_world(slots=4, tiers={"disk": 100}, wrap=lambda tier: RoomierThanItSays(tier, plan))
     disk = world.tiers["disk"]
     world.store(PROMPT)
     assert 0 < len(list(disk.scan())) <= 4
