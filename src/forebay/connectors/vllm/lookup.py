@@ -1,0 +1,173 @@
+"""How much of a prefix the pool holds, asked on threads so that the scheduler never waits.
+
+Nothing is remembered: the file system below is the truth, other processes change it, and a look costs microseconds a
+block. What is kept is only doubt, for a while, about blocks that were there and could not be loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+
+from forebay.errors import TierUnavailable
+from forebay.keys import derived_key
+from forebay.ports import Tier
+from forebay.types import BlockKey
+
+log = logging.getLogger("forebay.connectors.vllm")
+
+_CHUNK_BLOCKS = 64
+"""Blocks that are asked for at a time; after the first that is missing nothing more is."""
+_ANSWER_KEEPS_NS = 1_000_000_000
+_DOUBT_LASTS_NS = 30_000_000_000
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The tiers of one rank and the root of its keys. A block is held when in every shard some tier holds it."""
+
+    root: BlockKey
+    tiers: Mapping[str, Tier]
+
+
+class Found(Enum):
+    """How sure an answer is about the first block that is not in it."""
+
+    ALL = "all"
+    """There is none: everything that was asked for is held."""
+    MISSING = "missing"
+    """It is not in the pool."""
+    UNKNOWN = "unknown"
+    """It may be in the pool: the time was up, a tier did not answer, or the block is in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    held_blocks: int
+    found: Found
+
+
+@dataclass(slots=True)
+class _Question:
+    prefix: tuple[bytes, ...]
+    """Hashes of the blocks asked for."""
+    deadline_ns: int
+    held_blocks: int = 0
+    """So far. Only the asking thread writes it."""
+    found: Found | None = None
+    """Set last, when there is nothing more to find out."""
+    answered_ns: int = 0
+    dropped: bool = False
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    asked: int = 0
+    timed_out: int = 0
+    failed: int = 0
+    """Questions that a tier could not answer."""
+
+
+class Lookup:
+    """Called on the scheduler's thread."""
+
+    def __init__(
+        self, shards: Sequence[Shard], deadline_s: float, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._shards, self._deadline_ns, self._clock = tuple(shards), int(deadline_s * 1e9), clock
+        self._questions: dict[str, _Question] = {}
+        self._doubts: dict[bytes, int] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-lookup")
+        self.counts = LookupCounts()
+
+    def ask(self, request_id: str, prefix: Sequence[bytes]) -> Answer | None:
+        """How many leading blocks of `prefix` the pool holds. None: it is being asked; ask again soon.
+
+        The answer comes within the deadline, and is given again for about a second.
+        """
+        question = self._questions.get(request_id)
+        now_ns = self._clock()
+        if question is None or not self._fits(question, prefix, now_ns):
+            question = self._start(request_id, tuple(prefix), now_ns)
+        if question.found is None and now_ns < question.deadline_ns:
+            return None
+        if question.found is None:
+            self.counts.timed_out += 1
+            log.warning("the pool did not say in time what it holds of request %s: the rest is computed", request_id)
+            question.found = Found.UNKNOWN
+        question.answered_ns = question.answered_ns or now_ns
+        return Answer(question.held_blocks, question.found)
+
+    def drop(self, request_id: str) -> None:
+        """The request has no more questions. Unknown ids are fine."""
+        question = self._questions.pop(request_id, None)
+        if question is not None:
+            question.dropped = True
+
+    def doubt(self, prefix_hash: bytes) -> None:
+        """A block that was found could not be loaded: for a while it counts as not there."""
+        now_ns = self._clock()
+        self._doubts = {known: until_ns for known, until_ns in self._doubts.items() if until_ns > now_ns}
+        self._doubts[prefix_hash] = now_ns + _DOUBT_LASTS_NS
+
+    def close(self) -> None:
+        for question in self._questions.values():
+            question.dropped = True
+        self._threads.shutdown(wait=True)
+        for shard in self._shards:
+            for tier in shard.tiers.values():
+                tier.close()
+
+    def _fits(self, question: _Question, prefix: Sequence[bytes], now_ns: int) -> bool:
+        fresh = not question.answered_ns or now_ns < question.answered_ns + _ANSWER_KEEPS_NS
+        return fresh and len(question.prefix) == len(prefix) and question.prefix[0] == prefix[0]
+
+    def _start(self, request_id: str, prefix: tuple[bytes, ...], now_ns: int) -> _Question:
+        self.drop(request_id)
+        trusted = next((i for i, known in enumerate(prefix) if self._doubts.get(known, 0) > now_ns), len(prefix))
+        question = _Question(prefix, now_ns + self._deadline_ns)
+        self._questions[request_id] = question
+        self.counts.asked += 1
+        self._threads.submit(self._answer, question, trusted)
+        return question
+
+    # --- on a thread of its own
+
+    def _answer(self, question: _Question, trusted: int) -> None:
+        """`trusted`: blocks before the first that is in doubt."""
+        found = Found.ALL if trusted == len(question.prefix) else Found.UNKNOWN
+        try:
+            for at in range(0, trusted, _CHUNK_BLOCKS):
+                if question.dropped:
+                    return
+                chunk = question.prefix[at : min(at + _CHUNK_BLOCKS, trusted)]
+                held = min(_leading(shard, chunk) for shard in self._shards)
+                question.held_blocks = at + held
+                if held < len(chunk):
+                    found = Found.MISSING
+                    break
+        except (TierUnavailable, OSError) as error:
+            log.warning("the pool cannot be asked what it holds: %s", error)
+            self.counts.failed += 1
+            found = Found.UNKNOWN
+        except Exception:  # a broken tier costs a recompute, not the host engine
+            log.exception("the pool cannot be asked what it holds")
+            self.counts.failed += 1
+            found = Found.UNKNOWN
+        question.found = found
+
+
+def _leading(shard: Shard, chunk: Sequence[bytes]) -> int:
+    """Leading blocks that some tier of the shard holds."""
+    keys = [derived_key(shard.root, prefix_hash) for prefix_hash in chunk]
+    held = [False] * len(keys)
+    for tier in shard.tiers.values():
+        unknown = [i for i, known in enumerate(held) if not known]
+        for i, is_there in zip(unknown, tier.contains([keys[i] for i in unknown]), strict=True):
+            held[i] = is_there
+    return held.index(False) if False in held else len(held)

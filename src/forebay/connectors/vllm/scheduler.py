@@ -1,0 +1,300 @@
+"""The scheduler's side: which prefix a request can have from the pool, and which of its blocks go there.
+
+A request, as far as the pool is concerned:
+
+    asked (None until the pool has answered) --hit, blocks allocated--> loading --ended--> computed
+                       |                                                   |                  |
+                       +--no hit ------------------------------------------|------------------+--> its full blocks are
+                                                                           |                       stored as they come
+                       a failed block: vLLM recomputes from there on <-----+
+
+Device blocks that are to be stored are held, as vLLM's own prefix cache would hold them, until every rank has copied
+them out. So neither preemption nor the end of a request overwrites a block that is still being read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.connectors.vllm.lookup import Found, Lookup
+from forebay.connectors.vllm.options import ConnectorOptions, StoredTokens
+from forebay.connectors.vllm.wire import Load, StepPlan, Store, WorkerReport
+
+log = logging.getLogger("forebay.connectors.vllm")
+
+_FREE_SHARE = 0.05
+"""With fewer of its blocks free, vLLM gets back at once what is held for stores alone."""
+_HELD_NS = 5_000_000_000
+"""How long a block is held for a store alone, when the pool does not keep up."""
+_REVOKED_BLOCKS = 2**16
+"""Revoked blocks that are remembered."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request from its first lookup to its end. Positions are blocks from the start of the request."""
+
+    request: Any
+    asked_from: int = 0
+    """Where the last lookup began: blocks before it are on the device."""
+    offered: int = 0
+    """Blocks before this one came from the pool or were given to it."""
+    absent_from: int | None = None
+    """Blocks from here on were looked for in the pool and not found; None when that is not known."""
+    load: Load | None = None
+    may_load: bool = True
+    may_store: bool = True
+
+
+@dataclass(slots=True)
+class _Held:
+    """Device blocks of a store, each with one reference of ours, until `open_ranks` is 0."""
+
+    names: tuple[bytes, ...]
+    blocks: tuple[Any, ...]
+    open_ranks: int
+    since_ns: int
+    revoked: bool = False
+
+
+@dataclass(slots=True)
+class SchedulerCounts:
+    """Blocks that lookups were about."""
+
+    hit_blocks: int = 0
+    missed_blocks: int = 0
+    failed_blocks: int = 0
+    """Hits that could not be loaded, and were computed."""
+
+
+class SchedulerSide:
+    """Called on the scheduler's thread. `request` is vLLM's Request, `pool` its BlockPool."""
+
+    def __init__(
+        self,
+        options: ConnectorOptions,
+        block_tokens: int,
+        ranks: int,
+        lookup: Lookup,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._options, self._block_tokens, self._ranks, self._clock = options, block_tokens, ranks, clock
+        self._lookup = lookup
+        self._pool: Any = None
+        self._epoch = b""
+        """Set by `forget`: from then on this engine's blocks are its own, under names that nobody else has."""
+        self._last_number = 0
+        self._tracked: dict[str, _Tracked] = {}
+        self._loading: dict[str, Load] = {}
+        """By request, also those whose request has gone."""
+        self._held: dict[int, _Held] = {}
+        self._revoked: dict[bytes, None] = {}
+        """Blocks that were not stored for want of time, oldest first: a request that finds them on the device offers
+        them again, or the pool would lack the head of what follows."""
+        self._loads: list[Load] = []
+        self._cancelled: list[int] = []
+        self._forget = False
+        self._pressed = False
+        self._broken = False
+        self._waiting_for_answers = False
+        self.counts = SchedulerCounts()
+
+    def bind_pool(self, pool: Any) -> None:
+        self._pool = pool
+
+    # --- loads
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> int | None:
+        """Tokens past the computed ones that the pool holds, in whole blocks. None: ask again.
+
+        At least one token of the request is left to compute.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            tracked = self._tracked[request.request_id] = _Tracked(request)
+        start = tracked.asked_from = computed_tokens // self._block_tokens
+        tracked.offered, tracked.absent_from, tracked.may_store = self._first_revoked(request, start), None, True
+        end = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_tokens)
+        if self._broken or not tracked.may_load or start >= end:
+            return 0
+        answer = self._lookup.ask(request.request_id, self._names(request.block_hashes[start:end]))
+        if answer is None:
+            self._waiting_for_answers = True
+            return None
+        if answer.found is Found.MISSING:
+            tracked.absent_from = start + answer.held_blocks
+        tokens = answer.held_blocks * self._block_tokens
+        return tokens if tokens >= self._options.min_load_tokens else 0
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+        """vLLM has decided, and allocated blocks: what `matched_tokens` said is now loaded, or computed."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if external_tokens == 0:
+            if tracked.load is None:
+                self._lookup.drop(request.request_id)
+            return
+        start, count = tracked.asked_from, external_tokens // self._block_tokens
+        self._last_number += 1
+        names = self._names(request.block_hashes[start : start + count])
+        load = Load(self._last_number, request.request_id, names, tuple(block_ids[start : start + count]))
+        tracked.load, tracked.offered = load, start + count
+        self._loading[request.request_id] = load
+        self._loads.append(load)
+        self._lookup.drop(request.request_id)
+        self.counts.hit_blocks += count
+
+    def finished(self, request: Any) -> None:
+        """The request has ended or was aborted; what it still loads or stores goes on without it."""
+        tracked = self._tracked.pop(request.request_id, None)
+        self._lookup.drop(request.request_id)
+        if tracked is not None and tracked.load is not None:
+            self._cancelled.append(tracked.load.number)
+
+    # --- a step
+
+    def plan(self, scheduled: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int] | None]) -> StepPlan:
+        """`scheduled`: tokens that each request computes in this step."""
+        stores = [
+            store for request_id, tokens in scheduled.items() for store in self._store(request_id, tokens, block_ids_of)
+        ]
+        idle = not scheduled and (self._waiting_for_answers or bool(self._loading) or bool(self._held))
+        plan = StepPlan(tuple(self._loads), tuple(stores), tuple(self._cancelled), self._revoke(), self._forget, idle)
+        self._loads, self._cancelled = [], []
+        self._forget = self._waiting_for_answers = False
+        return plan
+
+    def apply(self, report: WorkerReport | None, invalid_blocks: Iterable[int], ended_loads: Iterable[str]) -> None:
+        """What the workers said after a step."""
+        if report is not None:
+            self._release(report)
+        invalid = set(invalid_blocks)
+        for request_id, load in self._loading.items() if invalid else ():
+            self._failed(request_id, load, invalid)
+        for request_id in ended_loads:
+            self._loading.pop(request_id, None)
+            if request_id in self._tracked:
+                self._tracked[request_id].load = None
+
+    @property
+    def open_stores(self) -> int:
+        return len(self._held)
+
+    def has_blocks_to_give(self) -> bool:
+        """vLLM is short of blocks: whether some that are held for stores alone will soon be free."""
+        self._pressed = True
+        return any(self._is_sole_owner(held) for held in self._held.values())
+
+    def _store(
+        self, request_id: str, tokens: int, block_ids_of: Callable[[str], Sequence[int] | None]
+    ) -> Iterable[Store]:
+        """The blocks of a request that will be full after this step and have not been offered."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None or self._broken or not tracked.may_store:
+            return
+        request = tracked.request
+        computed_tokens = request.num_computed_tokens + tokens  # vLLM advances the former only after this
+        if self._options.stored_tokens is StoredTokens.PROMPT:
+            computed_tokens = min(computed_tokens, request.num_prompt_tokens)
+        start, end = tracked.offered, min(computed_tokens // self._block_tokens, len(request.block_hashes))
+        if end <= start:
+            return
+        tracked.offered = end
+        block_ids = block_ids_of(request_id) or ()
+        blocks = tuple(self._pool.blocks[block_id] for block_id in block_ids[start:end])
+        if len(blocks) < end - start or any(block.is_null for block in blocks):
+            return  # a null block stands for tokens whose KV is not kept
+        self._last_number += 1
+        names = self._names(request.block_hashes[start:end])
+        for name in names if self._revoked else ():
+            self._revoked.pop(name, None)
+        self._pool.touch(blocks)
+        self._held[self._last_number] = _Held(names, blocks, self._ranks, self._clock())
+        absent_from = end if tracked.absent_from is None else min(max(tracked.absent_from, start), end)
+        self.counts.missed_blocks += end - absent_from
+        yield Store(
+            self._last_number,
+            names,
+            tuple(block.block_id for block in blocks),
+            absent_from - start,
+        )
+
+    def _revoke(self) -> tuple[int, ...]:
+        """Stores that vLLM shall not wait for: too many blocks are held for stores alone, or for too long."""
+        sole = {number: held for number, held in self._held.items() if self._is_sole_owner(held)}
+        held_blocks = sum(len(held.blocks) for held in sole.values())
+        scarce = self._pool is not None and self._pool.get_num_free_blocks() < self._pool.num_gpu_blocks * _FREE_SHARE
+        many = self._pool is not None and held_blocks > self._pool.num_gpu_blocks * self._options.held_share
+        oldest_ns = self._clock() - _HELD_NS
+        everything, self._pressed = self._pressed or scarce or many, False
+        chosen = [
+            number for number, held in sole.items() if not held.revoked and (everything or held.since_ns < oldest_ns)
+        ]
+        for number in chosen:
+            self._held[number].revoked = True
+            self._revoked.update(dict.fromkeys(self._held[number].names))
+        while len(self._revoked) > _REVOKED_BLOCKS:
+            del self._revoked[next(iter(self._revoked))]
+        return tuple(chosen)
+
+    def _first_revoked(self, request: Any, end: int) -> int:
+        """Position of the first block before `end` that was meant for the pool and has not gone there; else `end`."""
+        if not self._revoked:
+            return end
+        names = self._names(request.block_hashes[:end])
+        return next((i for i, name in enumerate(names) if name in self._revoked), end)
+
+    @staticmethod
+    def _is_sole_owner(held: _Held) -> bool:
+        return any(block.ref_cnt == 1 for block in held.blocks)
+
+    def _release(self, report: WorkerReport) -> None:
+        if report.broken and not self._broken:
+            log.error("a worker of Forebay has stopped: from now on everything is computed")
+            self._broken = True
+        for number, ranks in report.released.items():
+            held = self._held[number]
+            held.open_ranks -= ranks
+            if held.open_ranks == 0:
+                del self._held[number]
+                self._pool.free_blocks(reversed(held.blocks))  # tails go first, as everywhere
+
+    def _failed(self, request_id: str, load: Load, invalid: set[int]) -> None:
+        """vLLM recomputes from the first failed block on: from there on this request's blocks are stored again."""
+        position = next((i for i, block in enumerate(load.blocks) if block in invalid), None)
+        if position is None:
+            return
+        self.counts.failed_blocks += len(load.blocks) - position
+        self._lookup.doubt(load.prefix[position])
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            tracked.may_load = False
+            tracked.offered = min(tracked.offered, tracked.asked_from + position)
+
+    # --- the whole
+
+    def forget(self) -> None:
+        """Nothing that was stored so far is found again by this engine, nor what it stores from now on by another.
+
+        vLLM asks for this when weights were changed in memory, too: then the weight files no longer say whose KV it is.
+        """
+        self._epoch = secrets.token_bytes(16)
+        self._forget = True
+        for request_id, tracked in self._tracked.items():
+            self._lookup.drop(request_id)
+            tracked.may_store = False  # what it has on the device was computed before
+
+    def close(self) -> None:
+        self._lookup.close()
+
+    def _names(self, block_hashes: Iterable[bytes]) -> tuple[bytes, ...]:
+        if not self._epoch:
+            return tuple(bytes(block_hash) for block_hash in block_hashes)
+        return tuple(hashlib.sha256(self._epoch + block_hash).digest() for block_hash in block_hashes)
