@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -230,6 +231,19 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].startswith("forebay: the demo needs torch and transformers")
     assert "pip install 'forebay[demo]'" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_terminated_run_takes_its_temporary_pool_along(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.connectors.transformers import Runner
+
+    monkeypatch.setattr(Runner, "drop_device", lambda self: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        demo()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(Path.cwd().iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_random_weights_run_as_a_user_runs_them(tmp_path: Path) -> None:

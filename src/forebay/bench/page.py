@@ -41,8 +41,7 @@ th { text-align: left; font-weight: 600; }
 .figures thead th:first-child { text-align: left; }
 .facts th { width: 11rem; font-weight: 400; color: #55636f; }
 .facts td { overflow-wrap: anywhere; }
-blockquote { margin: .4rem 0 1.2rem; padding: .5rem .9rem; background: #f5f7f9; border-left: .25rem solid #c3ccd4;
-  white-space: pre-wrap; }
+blockquote { margin: .4rem 0 1.2rem; padding: .5rem .9rem; background: #f5f7f9; border-left: .25rem solid #c3ccd4; }
 .question { font-weight: 600; margin: 1rem 0 0; }
 @media (max-width: 34rem) {
   body { font-size: 15px; } h1 { font-size: 1.3rem; }
@@ -219,7 +218,7 @@ def _answer(session: Session) -> str:
 
 def _evidence(record: Record) -> str:
     notes = _items((*record.notes, pool_text(record)))
-    return f"<p>{_text(evidence_text(record))}</p><ul>{notes}</ul>"
+    return f"<p>{_text(evidence_text(record))}</p><h3>Notes</h3><ul>{notes}</ul>"
 
 
 def _environment(record: Record) -> str:
@@ -229,7 +228,7 @@ def _environment(record: Record) -> str:
         "KV": f"{record.model.kv_dtype}, {bytes_text(record.model.token_bytes)} a token, "
         f"{bytes_text(pool.block_bytes)} a block",
         "CPU": f"{here.cpu_model}; {here.usable_cpus} of {here.cpus} processors usable, "
-        f"{resources.compute_threads} threads for the model",
+        f"threads of the model: {resources.compute_threads}",
         "Virtual machine": "yes" if here.virtual_machine else "not that the CPU says",
         "Memory": bytes_text(here.memory_bytes),
         "Huge pages": f"{bytes_text(resources.huge_page_bytes)} in this process; "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -86,7 +88,7 @@ def demo(as_json: bool, host_memory: int | None, **given: Any) -> int:
     Exit code: 0; 1 if tokens differ; 2 for a bad option or path; 3 if the measurement is not valid.
     """
     options = DemoOptions(host_memory_bytes=host_memory, **given)
-    with _progress(steps(options)) as progress:
+    with _terminable(), _progress(steps(options)) as progress:
         record = run_demo(options, command=("forebay", *sys.argv[1:]), progress=progress)
     files = write_files(record, render_page(record), options.out)
     if as_json:
@@ -95,6 +97,20 @@ def demo(as_json: bool, host_memory: int | None, **given: Any) -> int:
         print_report(record, Console())
     click.echo(f"wrote {files[0]} and {files[1]}, in all {seconds_text(record.durations.whole_s)}", err=True)
     return exit_code(record)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """A polite SIGTERM ends the run like an exception, so that a temporary pool does not outlive it."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
