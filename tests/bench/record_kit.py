@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.bench.environment import describe_environment
-from forebay.bench.evidence import Evidence, Medium, ReadCounts, Verdict
-from forebay.bench.results import (
+from forebay.bench.demo.results import (
     Damage,
     Durations,
     Measurement,
@@ -19,6 +17,8 @@ from forebay.bench.results import (
     headline,
     summarise,
 )
+from forebay.bench.environment import describe_environment
+from forebay.bench.evidence import Evidence, Medium, ReadCounts, Verdict
 
 TTFT_S = {Way.RECOMPUTE: 10.0, Way.DISK: 0.5, Way.DRAM: 0.25}
 SOURCE = {Way.DISK: "file", Way.DRAM: "host"}

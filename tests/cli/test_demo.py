@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from forebay.bench import setting
+from forebay.bench.demo import setting
+from forebay.bench.demo.report import FIGURES
+from forebay.bench.demo.results import Record, Way
 from forebay.bench.evidence import Kernel, ReadCounts, Validity
-from forebay.bench.report import FIGURES
-from forebay.bench.results import Record, Way
 from forebay.cli import run
 from forebay.tiers.file import layout
 

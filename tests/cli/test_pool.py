@@ -74,6 +74,22 @@ def test_verify_names_the_damaged_and_exits_1_then_finds_nothing(root: Path, cap
     assert "8 blocks" in capsys.readouterr().out
 
 
+def test_verify_also_names_what_a_read_has_set_aside_and_only_once(root: Path, capsys: Capture) -> None:
+    path = block_file(root, 4)
+    path.write_bytes(path.read_bytes()[:100])
+    options = file.Options(roots=(file.RootOptions(path=str(root)),), capacity_bytes=2**20)
+    tier = file.build(options, NAMESPACE, bytes(namespace_key(NAMESPACE)))
+    assert tier.read([KEYS[4]], [memoryview(bytearray(BLOCK_BYTES))]) == [Outcome.CORRUPT]
+    tier.close()
+    assert run(["pool", "verify", str(root)]) == 1
+    text = capsys.readouterr().out
+    assert f"{path}: wrong-length, found by a read since the last check" in text
+    assert "1 damaged" in text
+    assert run(["pool", "verify", str(root)]) == 0
+    assert run(["pool", "stat", str(root)]) == 0
+    assert "1 damaged files" in capsys.readouterr().out
+
+
 def test_purge_removes_one_namespace_or_all(root: Path, capsys: Capture) -> None:
     assert run(["pool", "purge", "--yes", "--namespace", "ffff", str(root)]) == 2
     assert "0 namespaces begin with ffff" in capsys.readouterr().err

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from forebay.bench.demo import Progress, run_demo, steps
-from forebay.bench.options import DemoOptions
-from forebay.bench.page import render_page
-from forebay.bench.report import encode_json, exit_code, harmless, print_report, write_files
+from forebay.bench.demo.options import DemoOptions
+from forebay.bench.demo.page import render_page
+from forebay.bench.demo.report import encode_json, exit_code, harmless, print_report, write_files
+from forebay.bench.demo.run import Progress, run_demo, steps
 from forebay.bench.units import parse_bytes, seconds_text
 from forebay.errors import ConfigError
 

@@ -88,7 +88,10 @@ def ls(paths: tuple[Path, ...], as_json: bool) -> int:
 @pool.command()
 @_roots
 def verify(paths: tuple[Path, ...], as_json: bool) -> int:
-    """Read every block in full and check it. Damaged files are set aside and named; then the exit code is 1."""
+    """Read every block in full and check it. Damaged files are set aside and named; then the exit code is 1.
+
+    Names each damaged file once, also those that reads have set aside since the last check.
+    """
     total_blocks = sum(root.blocks for root in admin.stat(paths))
     columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.fields[read]}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -99,7 +102,7 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> int:
     else:
         for damaged in report.set_aside:
             went = f"set aside as {damaged.moved_to}" if damaged.moved_to else "removed: quarantine is full"
-            click.echo(f"damaged     {damaged.path}: {damaged.reason}; {went}")
+            click.echo(f"damaged     {damaged.path}: {damaged.reason}, found by {damaged.found_by.value}; {went}")
         for path in report.unreadable:
             click.echo(f"unreadable  {path}")
         for path in report.newer:

@@ -7,7 +7,9 @@ from forebay.connectors.transformers.models import (
     ModelSource,
     Packaged,
     RandomWeights,
+    compute_threads,
     load_model,
+    set_compute_threads,
 )
 from forebay.connectors.transformers.runner import Generation, Reuse, Runner, RunnerOptions
 from forebay.connectors.transformers.store import DEVICE, StoreCounts
@@ -27,7 +29,9 @@ __all__ = [
     "RunnerOptions",
     "StoreCounts",
     "adopt_model",
+    "compute_threads",
     "load_model",
     "namespace_of",
+    "set_compute_threads",
     "weights_digest",
 ]

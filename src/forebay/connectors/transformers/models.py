@@ -96,6 +96,15 @@ def load_model(source: ModelSource | None = None, *, dtype: str = "float32") -> 
                 return _from_disk(path.parent, path.name, kind)
 
 
+def compute_threads() -> int:
+    """Threads that models in this process run on."""
+    return int(torch.get_num_threads())
+
+
+def set_compute_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+
+
 def _packaged_file(source: Packaged) -> Path:
     spec = importlib.util.find_spec(source.package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from forebay.errors import ConfigError
@@ -28,8 +29,8 @@ from forebay.tiers.file.probe import ProbeItem, ProbeReport, Verdict, probe
 from forebay.types import Namespace
 
 __all__ = [
-    "NamespaceListing", "ProbeItem", "ProbeReport", "PurgeReport", "RootStat", "SetAside", "Usage", "Verdict",
-    "VerifyReport", "ls", "probe", "purge", "stat", "verify",
+    "FoundBy", "NamespaceListing", "ProbeItem", "ProbeReport", "PurgeReport", "RootStat", "SetAside", "Usage",
+    "Verdict", "VerifyReport", "ls", "probe", "purge", "stat", "verify",
 ]  # fmt: skip
 
 _VERIFY_THREADS = 4
@@ -81,12 +82,18 @@ class NamespaceListing:
         return sum(usage.stored_bytes for usage in self.usage)
 
 
+class FoundBy(Enum):
+    CHECK = "this check"
+    READ = "a read since the last check"
+
+
 @dataclass(frozen=True, slots=True)
 class SetAside:
     path: str
     reason: str
     moved_to: str | None
     """None when quarantine was full and the file was removed, or when it could not be moved."""
+    found_by: FoundBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +138,15 @@ def ls(roots: Sequence[Path]) -> tuple[NamespaceListing, ...]:
 def verify(roots: Sequence[Path], progress: Callable[[int, int], None] = lambda blocks, bytes_: None) -> VerifyReport:
     """Read every block in full and prove it; set aside what is damaged or foreign.
 
+    Names each damaged file once: those it finds itself, and those that reads have set aside since the last check.
+
     `progress(blocks, bytes)` is called on this thread with the totals so far. A store may have the pool open meanwhile.
     """
     checked = _Checked()
     lanes = Lanes("forebay-verify", _VERIFY_THREADS)
     try:
         for root, _ in _marked(roots):
+            checked.set_aside.extend(_set_aside_by_reads(root))
             access = _best_access(root)
             for files in _batches(root):
                 findings = _check_all(lanes, root, access, files)
@@ -261,6 +271,13 @@ class _Checked:
         )
 
 
+def _set_aside_by_reads(root: Path) -> list[SetAside]:
+    return [
+        SetAside(file.came_from, file.reason, layout.mark_named(REAL_CALLS, file.path), FoundBy.READ)
+        for file in layout.unnamed_set_aside(str(root))
+    ]
+
+
 def _batches(root: Path) -> Iterator[list[layout.BlockFile]]:
     for namespace_hex in layout.walk_namespaces(str(root)):
         batch: list[layout.BlockFile] = []
@@ -303,7 +320,9 @@ def _check(root: Path, access: Access, file: layout.BlockFile, scratch: Scratch)
         return _Finding(newer=file.path)
     except Damaged as damaged:
         moved_to = layout.set_aside(REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage)
-        return _Finding(set_aside=SetAside(file.path, damaged.damage.value, moved_to))
+        if moved_to is not None:
+            moved_to = layout.mark_named(REAL_CALLS, moved_to)
+        return _Finding(set_aside=SetAside(file.path, damaged.damage.value, moved_to, FoundBy.CHECK))
     except OSError as error:
         return _Finding(unreadable=f"{file.path}: {error.strerror}")
     return None

@@ -4,7 +4,7 @@
     ROOT/<namespace digest>/namespace.json                   what the digest stands for, for people
     ROOT/<namespace digest>/<2 hex digits>/<key>.kv          one block
     ROOT/tmp/                                                files being written
-    ROOT/quarantine/<key>.<namespace digest>.<reason>        files set aside
+    ROOT/quarantine/<key>.<namespace digest>.<reason>        files set aside; `.named` behind it once a check named them
 
 A name from a directory listing becomes a path only if it has exactly the form of what it stands for.
 """
@@ -48,7 +48,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FAN = re.compile(r"[0-9a-f]{2}")
 _BLOCK = re.compile(r"[0-9a-f]{64}\.kv")
 _TEMP = re.compile(r"[0-9a-z]+\.[0-9a-f]{16}\.tmp")
-_SET_ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}\.[a-z-]+")
+_SET_ASIDE = re.compile(r"(?P<key>[0-9a-f]{64})\.(?P<namespace>[0-9a-f]{64})\.(?P<reason>[a-z-]+)(?P<named>\.named)?")
 _MAY_BE_IN_A_NEW_ROOT = {TMP, QUARANTINE, "lost+found"}
 
 
@@ -197,6 +197,36 @@ def temp_files(root: str) -> list[str]:
 def set_aside_files(root: str) -> list[str]:
     """Paths of the files in quarantine."""
     return _named_files(f"{root}/{QUARANTINE}", _SET_ASIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideFile:
+    """A file in quarantine that no check has named yet."""
+
+    path: str
+    came_from: str
+    reason: str
+
+
+def unnamed_set_aside(root: str) -> list[SetAsideFile]:
+    """What reads have set aside since the last check."""
+    found: list[SetAsideFile] = []
+    for path in set_aside_files(root):
+        parts = _SET_ASIDE.fullmatch(os.path.basename(path))  # noqa: PTH119
+        if parts is not None and parts["named"] is None:
+            came_from = block_path(root, parts["namespace"], BlockKey(bytes.fromhex(parts["key"])))
+            found.append(SetAsideFile(path, came_from, parts["reason"]))
+    return found
+
+
+def mark_named(calls: Calls, path: str) -> str:
+    """A check has named this file in quarantine: the next one does not. Returns its new path."""
+    try:
+        calls.rename(path, path + ".named")
+    except OSError as error:
+        log.warning("%s: cannot be marked as named: %s", path, error)
+        return path
+    return path + ".named"
 
 
 def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: BlockKey, damage: Damage) -> str | None:

@@ -14,8 +14,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from forebay.bench.demo.results import Record, Summary
 from forebay.bench.evidence import Validity
-from forebay.bench.results import Record, Summary
 from forebay.bench.units import NOTHING, bytes_text, factor_text, rate_text, seconds_text, tokens_rate_text
 from forebay.errors import ConfigError
 

@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from forebay.bench import audit, setting
-from forebay.bench.environment import describe_environment, huge_page_bytes
-from forebay.bench.evidence import NO_READS, Evidence, Kernel, ReadCounts, Verdict
-from forebay.bench.options import DemoOptions, check_options
-from forebay.bench.results import (
+from forebay.bench.demo import audit, setting
+from forebay.bench.demo.options import DemoOptions, check_options
+from forebay.bench.demo.results import (
     Damage,
     Durations,
     Measurement,
@@ -39,7 +37,9 @@ from forebay.bench.results import (
     headline,
     summarise,
 )
-from forebay.bench.setting import TIER, RunnerOpener, Setting
+from forebay.bench.demo.setting import TIER, RunnerOpener, Setting
+from forebay.bench.environment import describe_environment, huge_page_bytes
+from forebay.bench.evidence import NO_READS, Evidence, Kernel, ReadCounts, Verdict
 from forebay.bench.units import seconds_text
 from forebay.errors import ConfigError
 from forebay.events import Totals

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from forebay.bench.demo.options import DemoOptions, check_options
+from forebay.bench.demo.texts import documents
 from forebay.bench.environment import available_memory_bytes, describe_environment
-from forebay.bench.options import DemoOptions, check_options
-from forebay.bench.texts import documents
 from forebay.errors import ConfigError
 
 

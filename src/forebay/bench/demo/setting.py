@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.assemble import StoreConfig, open_tiers
+from forebay.bench.demo.options import DemoOptions
+from forebay.bench.demo.prompts import Chat, Prompt
+from forebay.bench.demo.texts import documents
 from forebay.bench.environment import available_memory_bytes
-from forebay.bench.options import DemoOptions
-from forebay.bench.prompts import Chat, Prompt
-from forebay.bench.texts import documents
 from forebay.bench.units import bytes_text
 from forebay.errors import ConfigError
 from forebay.events import EventSink
@@ -80,7 +79,7 @@ def load(options: DemoOptions) -> LoadedModel:
     """The model that the options name. Raises ConfigError when it or torch is not there."""
     connector = _connector()
     if options.threads is not None:
-        importlib.import_module("torch").set_num_threads(options.threads)
+        connector.set_compute_threads(options.threads)
     source = connector.Packaged()
     if options.random_weights:
         source = connector.RandomWeights(seed=options.seed)
@@ -92,7 +91,7 @@ def load(options: DemoOptions) -> LoadedModel:
 
 def compute_threads() -> int:
     """Threads that the model runs on."""
-    return int(importlib.import_module("torch").get_num_threads())
+    return int(_connector().compute_threads())
 
 
 def prepare(options: DemoOptions, loaded: LoadedModel, root: Path) -> Setting:
@@ -134,9 +133,10 @@ def prepare(options: DemoOptions, loaded: LoadedModel, root: Path) -> Setting:
 def _connector() -> Any:
     """The transformers connector, imported late: it brings torch, and most commands do without."""
     try:
-        return importlib.import_module("forebay.connectors.transformers")
+        from forebay.connectors import transformers
     except ImportError as error:
         raise ConfigError(f"the demo needs torch and transformers ({error}): pip install 'forebay[demo]'") from None
+    return transformers
 
 
 def _check_context(loaded: LoadedModel, longest_tokens: int) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from record_kit import record
 from rich.console import Console
 
+from forebay.bench.demo.page import axis_end, render_page
+from forebay.bench.demo.report import FIGURES, encode_json, exit_code, harmless, print_report, write_files
+from forebay.bench.demo.results import SCHEMA, Record
 from forebay.bench.evidence import Validity
-from forebay.bench.page import axis_end, render_page
-from forebay.bench.report import FIGURES, encode_json, exit_code, harmless, print_report, write_files
-from forebay.bench.results import SCHEMA, Record
 from forebay.errors import ConfigError
 
 HOSTILE = (

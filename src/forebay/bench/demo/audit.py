@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from forebay.bench.results import Damage, Measurement, Pool, Way
+from forebay.bench.demo.results import Damage, Measurement, Pool, Way
 from forebay.types import HOST
 
 Sources = dict[Way, set[str]]

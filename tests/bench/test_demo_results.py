@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_kit import TTFT_S, measurement, measurements, record
 
-from forebay.bench import audit
+from forebay.bench.demo import audit
+from forebay.bench.demo.results import Damage, Way, headline, nearest_rank, summarise
 from forebay.bench.evidence import Verdict
-from forebay.bench.results import Damage, Way, headline, nearest_rank, summarise
 from forebay.bench.units import bytes_text, factor_text, parse_bytes, seconds_text
 from forebay.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from forebay.bench.texts import Document
+from forebay.bench.demo.texts import Document
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
