@@ -140,10 +140,10 @@ def tests_fail(copy: Path, tests: tuple[str, ...]) -> bool:
 
 
 def pytest_run(copy: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "auto", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(copy / name) for name in tests)],
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")}, capture_output=True, text=True,
-        timeout=TIMEOUT_S,
+        [*pytest, *(str(copy / name) for name in tests)], cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")},
+        capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
 
 
