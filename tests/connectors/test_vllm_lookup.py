@@ -1,0 +1,138 @@
+"""How much of a prefix the pool holds: asked on threads, bounded in time, never wrong about what it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from forebay.connectors.vllm.lookup import Answer, Found, Lookup, Shard
+from forebay.errors import TierUnavailable
+from forebay.keys import derived_key
+from forebay.tiers import memory
+from forebay.types import BlockKey
+
+BLOCK_BYTES = 64
+PREFIX = [bytes([i]) * 32 for i in range(200)]
+ROOTS = [BlockKey(bytes([200 + i]) * 32) for i in range(2)]
+
+
+class Tier(memory.MemoryTier):
+    """Counts what it is asked, and can be held up or broken."""
+
+    def __init__(self) -> None:
+        super().__init__(memory.Options(name="file", capacity_bytes=2**20), BLOCK_BYTES)
+        self.asked = 0
+        self.open = threading.Event()
+        self.open.set()
+        self.error: Exception | None = None
+
+    def contains(self, keys: Sequence[BlockKey]) -> Sequence[bool]:
+        self.open.wait()
+        self.asked += len(keys)
+        if self.error is not None:
+            raise self.error
+        return super().contains(keys)
+
+
+class World:
+    def __init__(self, shards: int = 1, deadline_s: float = 60.0) -> None:
+        self.now_ns = 1
+        self.tiers = [Tier() for _ in range(shards)]
+        found = [Shard(root, {"file": tier}) for root, tier in zip(ROOTS, self.tiers, strict=False)]
+        self.lookup = Lookup(found, deadline_s, lambda: self.now_ns)
+
+    def hold(self, shard: int, prefix: Sequence[bytes]) -> None:
+        keys = [derived_key(ROOTS[shard], name) for name in prefix]
+        self.tiers[shard].write(keys, [memoryview(bytearray(BLOCK_BYTES))] * len(keys))
+
+    def ask(self, prefix: Sequence[bytes], request_id: str = "r") -> Answer:
+        """Ask until there is an answer."""
+        while (answer := self.lookup.ask(request_id, prefix)) is None:
+            self.lookup._threads.submit(lambda: None).result()
+        return answer
+
+
+def test_the_longest_unbroken_prefix_counts() -> None:
+    world = World()
+    world.hold(0, [*PREFIX[:70], *PREFIX[71:]])
+    assert world.ask(PREFIX) == Answer(70, Found.MISSING)
+    assert world.ask(PREFIX[:70], "other") == Answer(70, Found.ALL)
+    assert world.ask(PREFIX[70:], "third") == Answer(0, Found.MISSING)
+
+
+def test_a_block_counts_when_every_shard_holds_it() -> None:
+    world = World(shards=2)
+    world.hold(0, PREFIX)
+    world.hold(1, PREFIX[:5])
+    assert world.ask(PREFIX) == Answer(5, Found.MISSING)
+
+
+def test_nothing_is_asked_for_past_the_first_hole() -> None:
+    world = World()
+    world.hold(0, PREFIX[:3])
+    world.ask(PREFIX)
+    assert world.tiers[0].asked < len(PREFIX)
+
+
+def test_an_answer_is_given_again_for_a_while_and_then_sought_anew() -> None:
+    world = World()
+    world.hold(0, PREFIX[:3])
+    assert world.ask(PREFIX).held_blocks == 3
+    asked = world.tiers[0].asked
+    world.hold(0, PREFIX[3:6])
+    assert world.ask(PREFIX).held_blocks == 3
+    assert world.tiers[0].asked == asked
+    world.now_ns += 2_000_000_000
+    assert world.ask(PREFIX).held_blocks == 6
+    world.lookup.drop("r")
+    world.hold(0, PREFIX[6:8])
+    assert world.ask(PREFIX).held_blocks == 8
+    assert world.ask(PREFIX[2:]).held_blocks == 6, "another question of the same request"
+
+
+def test_past_the_deadline_what_is_known_counts_and_the_rest_is_unknown() -> None:
+    world = World(deadline_s=1.0)
+    world.hold(0, PREFIX)
+    world.tiers[0].open.clear()
+    assert world.lookup.ask("r", PREFIX) is None
+    world.now_ns += 999_999_998
+    assert world.lookup.ask("r", PREFIX) is None
+    world.now_ns += 2
+    assert world.lookup.ask("r", PREFIX) == Answer(0, Found.UNKNOWN)
+    assert world.lookup.counts.timed_out == 1
+    world.tiers[0].open.set()
+    world.lookup.close()
+
+
+@pytest.mark.parametrize("error", [TierUnavailable("gone"), OSError("gone"), RuntimeError("a bug")], ids=repr)
+def test_a_tier_that_cannot_be_asked_gives_no_hit_and_no_certainty(error: Exception) -> None:
+    world = World()
+    world.hold(0, PREFIX)
+    world.tiers[0].error = error
+    assert world.ask(PREFIX) == Answer(0, Found.UNKNOWN)
+    assert world.lookup.counts.failed == 1
+    world.tiers[0].error = None
+    assert world.ask(PREFIX, "next") == Answer(len(PREFIX), Found.ALL)
+
+
+def test_a_block_in_doubt_ends_the_prefix_for_a_while() -> None:
+    world = World()
+    world.hold(0, PREFIX)
+    world.lookup.doubt(PREFIX[4])
+    assert world.ask(PREFIX) == Answer(4, Found.UNKNOWN)
+    world.now_ns += 31_000_000_000
+    assert world.ask(PREFIX) == Answer(len(PREFIX), Found.ALL)
+
+
+def test_closing_gives_up_open_questions() -> None:
+    world = World()
+    world.tiers[0].open.clear()
+    assert world.lookup.ask("r", PREFIX) is None
+    closing = threading.Thread(target=world.lookup.close)
+    closing.start()
+    world.tiers[0].open.set()
+    closing.join(timeout=30)
+    assert not closing.is_alive()
+    assert world.tiers[0].asked <= 64

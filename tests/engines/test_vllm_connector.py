@@ -1,0 +1,368 @@
+"""`ForebayConnector` under the real vLLM on a CPU: its tokens must be those of a vLLM without it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_connector_kit import BLOCK_TOKENS, Engine, Tokens, block_file, block_files, engine, prompt
+
+from forebay.errors import ConfigError
+
+pytest.importorskip("vllm")
+
+B = BLOCK_TOKENS
+LENGTHS = (1, B - 1, B, 3 * B, 3 * B + 1, 3000)
+COMMON = prompt(50, 20 * B)
+PROMPTS = [prompt(seed, tokens) for seed, tokens in enumerate(LENGTHS)] + [
+    COMMON + prompt(60 + tail, 5 + 40 * tail) for tail in range(4)
+]
+LONG = [prompt(100 + i, 10 * B + 7) for i in range(4)]
+OTHER_START = [[*prompt(150 + i, B), *tokens[B:]] for i, tokens in enumerate(LONG)]
+LIBRARY = [COMMON[: B * blocks] + prompt(500 + i, i % (2 * B)) for i, blocks in enumerate(range(1, 13))] + [
+    prompt(600 + i, 1 + i * B // 2) for i in range(12)
+]
+FIRST_TURN = prompt(200, 3 * B - 4)
+DAMAGED = [prompt(300 + i, 10 * B + 7) for i in range(3)]
+HUNGRY = [prompt(400 + i, 6 * B + i) for i in range(6)]
+"""With 4 blocks of answer each, more than a small device has room for."""
+
+
+def loadable(*prompts: list[int]) -> int:
+    """Blocks of prompts that can come from the pool: one token of each is always computed."""
+    return sum((len(tokens) - 1) // B for tokens in prompts)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A pool that an engine, now gone, has filled; what that engine said, and what one without a pool did."""
+
+    model: Path
+    pool: Path
+    filler_answers: list[Tokens]
+    answers: list[Tokens]
+    long_answers: list[Tokens]
+    other_start_answers: list[Tokens]
+    library_answers: list[Tokens]
+    first_reply: Tokens
+    second_turn: list[int]
+    second_reply: Tokens
+    damaged_answers: list[Tokens]
+    hungry_answers: list[Tokens]
+
+    def copy(self, parent: Path) -> Path:
+        """A pool of one's own."""
+        return Path(shutil.copytree(self.pool, parent / "pool"))
+
+
+@pytest.fixture(scope="module")
+def filled(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    model, pool = make_model(), tmp_path_factory.mktemp("pools") / "pool"
+    with engine(model, pool) as filler:
+        filler_answers = filler.answer(PROMPTS) + filler.answer(LONG)
+        filler.check_at_rest()
+    with engine(model) as plain:
+        (first_reply,) = plain.answer([FIRST_TURN], max_tokens=2 * B)
+        second_turn = [*FIRST_TURN, *first_reply, *prompt(201, 9)]
+        return Filled(
+            model,
+            pool,
+            filler_answers,
+            plain.answer(PROMPTS),
+            plain.answer(LONG),
+            plain.answer(OTHER_START),
+            plain.answer(LIBRARY),
+            first_reply,
+            second_turn,
+            plain.answer([second_turn])[0],
+            plain.answer(DAMAGED),
+            plain.answer(HUNGRY, max_tokens=4 * B),
+        )
+
+
+def flip_a_byte(file: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    file.write_bytes(whole)
+
+
+def truncate(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+DAMAGES = (flip_a_byte, truncate, remove)
+
+
+class TestOneEngine:
+    """One vLLM that starts on a filled pool, and that every test leaves well. (There can be only one in a process.)"""
+
+    @pytest.fixture(scope="class")
+    def pool(self, filled: Filled, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return filled.copy(tmp_path_factory.mktemp("copy"))
+
+    @pytest.fixture(scope="class")
+    def running(self, filled: Filled, pool: Path) -> Iterator[Engine]:
+        with engine(filled.model, pool) as running:
+            yield running
+
+    def test_it_says_the_same_as_a_vllm_without(self, filled: Filled, running: Engine) -> None:
+        assert filled.filler_answers == filled.answers + filled.long_answers
+        assert not set(filled.other_start_answers) & set(filled.long_answers), "wrong KV would show"
+        with running.growth("hit_blocks", "recomputed_blocks", "failed_blocks") as grown:
+            assert running.answer(PROMPTS) == filled.answers
+        assert grown == {"hit_blocks": loadable(*PROMPTS), "recomputed_blocks": 0, "failed_blocks": 0}
+        running.check_at_rest()
+
+    def test_generated_tokens_serve_the_next_turn(self, filled: Filled, running: Engine) -> None:
+        assert running.answer([FIRST_TURN], max_tokens=2 * B) == [filled.first_reply]
+        running.make_cold()
+        with running.growth("hit_blocks", "recomputed_blocks") as grown:
+            assert running.answer([filled.second_turn]) == [filled.second_reply]
+        assert grown == {"hit_blocks": 4, "recomputed_blocks": 0}, "the last token of the reply had no KV yet"
+        running.check_at_rest()
+
+    @pytest.mark.parametrize("case", range(len(DAMAGES)))
+    def test_a_damaged_block_in_the_middle_costs_a_recompute_and_is_mended(
+        self, filled: Filled, running: Engine, pool: Path, case: int
+    ) -> None:
+        tokens, expected = DAMAGED[case], [filled.damaged_answers[case]]
+        assert running.answer([tokens]) == expected
+        running.make_cold()
+        file = block_file(running, pool, tokens, 5)
+        sound = file.read_bytes()
+        DAMAGES[case](file)
+        with running.growth("hit_blocks", "recomputed_blocks", "failed_blocks") as grown:
+            assert running.answer([tokens]) == expected
+        if DAMAGES[case] is flip_a_byte:  # found only by reading it
+            assert grown == {"hit_blocks": 10, "recomputed_blocks": 5, "failed_blocks": 1}
+        else:
+            assert grown == {"hit_blocks": 5, "recomputed_blocks": 0, "failed_blocks": 0}
+        running.make_cold()
+        assert file.read_bytes()[-1000:] == sound[-1000:], "stored again, as it was"
+        running.end_doubts()
+        with running.growth("hit_blocks", "recomputed_blocks") as grown:
+            assert running.answer([tokens]) == expected
+        assert grown == {"hit_blocks": 10, "recomputed_blocks": 0}
+        running.check_at_rest()
+
+    def test_another_salt_shares_nothing(self, filled: Filled, running: Engine) -> None:
+        for salt, hits in (("someone", 0), ("someone", loadable(*LONG)), ("someone else", 0)):
+            running.make_cold()
+            with running.growth("hit_blocks") as grown:
+                assert running.answer(LONG, cache_salt=salt) == filled.long_answers
+            assert grown == {"hit_blocks": hits}
+        running.check_at_rest()
+
+    def test_an_abort_in_the_middle_of_a_load_leaves_nothing_behind(self, filled: Filled, running: Engine) -> None:
+        for steps_into_the_load in range(6):
+            running.make_cold()
+            running.send("given up", PROMPTS[5])
+            running.step_until_loading()
+            for _ in range(steps_into_the_load):
+                running.step()
+            running.abort("given up")
+            running.send("other", LONG[0])
+            running.finish()
+            assert running.answers.pop("other") == filled.long_answers[0]
+            running.answers.clear()
+            running.check_at_rest()
+        assert running.answer([PROMPTS[5]]) == [filled.answers[5]]
+
+    def test_random_schedules(self, filled: Filled, running: Engine, pool: Path) -> None:
+        """Requests that share prefixes come, go and are aborted, while blocks are damaged and devices forget."""
+        for seed in range(100):
+            draw = random.Random(seed)
+            sent: dict[str, int] = {}
+            for number in range(draw.randint(1, 5)):
+                request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
+                sent[request_id] = choice
+                running.send(request_id, LIBRARY[choice])
+                for _ in range(draw.randint(0, 4)):
+                    running.step()
+                if draw.random() < 0.25:
+                    given_up = draw.choice(sorted(sent))
+                    running.abort(given_up)
+                    del sent[given_up]
+                if draw.random() < 0.2:
+                    with contextlib.suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
+                        draw.choice(DAMAGES)(draw.choice(block_files(pool)))
+            running.finish()
+            said = {request_id: running.answers[request_id] for request_id in sent}
+            assert said == {request_id: filled.library_answers[choice] for request_id, choice in sent.items()}, seed
+            running.answers.clear()
+            running.check_at_rest()
+            if draw.random() < 0.7:
+                running.make_cold()
+                running.end_doubts()
+
+
+def test_a_pool_that_vanishes_under_load_costs_recomputes_and_comes_back(filled: Filled, tmp_path: Path) -> None:
+    pool = filled.copy(tmp_path)
+    with engine(filled.model, pool) as running:
+        for i, tokens in enumerate(LONG):
+            running.send(f"load-{i}", tokens)
+        running.step_until_loading()
+        pool.rename(tmp_path / "away")
+        running.finish()
+        assert [running.answers.pop(f"load-{i}") for i in range(len(LONG))] == filled.long_answers
+        running.make_cold()
+        assert running.answer(PROMPTS) == filled.answers
+        running.check_at_rest()
+        assert not pool.exists(), "no new pool appears where the old one was mounted"
+        (tmp_path / "away").rename(pool)
+        running.make_cold()
+        running.end_doubts()
+        with running.growth("hit_blocks", "recomputed_blocks") as grown:
+            assert running.answer(PROMPTS) == filled.answers
+        assert grown == {"hit_blocks": loadable(*PROMPTS), "recomputed_blocks": 0}
+        running.check_at_rest()
+
+
+# --- no stale hit
+
+
+def test_changed_weights_at_the_same_path_are_another_model(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model, pool = make_model(seed=1), tmp_path / "pool"
+    with engine(model, pool) as first:
+        before = first.answer(LONG)
+        first.settle()
+    make_model(seed=2, path=model)
+    with engine(model) as plain:
+        expected = plain.answer(LONG)
+    assert not set(expected) & set(before)
+    with engine(model, pool) as second, second.growth("hit_blocks", "loads") as grown:
+        assert second.answer(LONG) == expected
+    assert grown == {"hit_blocks": 0, "loads": 0}
+
+
+@pytest.mark.parametrize("options", [{"block_size": 64}, {"dtype": "bfloat16"}], ids=str)
+def test_another_form_of_block_is_another_namespace(filled: Filled, tmp_path: Path, options: dict[str, Any]) -> None:
+    with engine(filled.model, **options) as plain:
+        expected = plain.answer(LONG)
+    with engine(filled.model, filled.copy(tmp_path), **options) as other:
+        with other.growth("hit_blocks") as grown:
+            assert other.answer(LONG) == expected
+        assert grown == {"hit_blocks": 0}
+        other.check_at_rest()
+
+
+# --- limits and options
+
+
+def test_preemption_overwrites_nothing_that_is_still_being_stored(filled: Filled, tmp_path: Path) -> None:
+    few_blocks = {"num_gpu_blocks_override": 34, "max_model_len": 1024, "scheduler_reserve_full_isl": False}
+    with engine(filled.model, tmp_path / "pool", **few_blocks) as short:
+        assert short.answer(HUNGRY, max_tokens=4 * B) == filled.hungry_answers
+        assert short.preemptions > 0
+        short.check_at_rest()
+    with engine(filled.model, tmp_path / "pool") as next_one:
+        with next_one.growth("hit_blocks", "failed_blocks") as grown:
+            assert next_one.answer(HUNGRY, max_tokens=4 * B) == filled.hungry_answers
+        assert grown == {"hit_blocks": loadable(*HUNGRY), "failed_blocks": 0}
+
+
+def test_a_host_pool_of_a_few_slots_is_slow_and_right(filled: Filled, tmp_path: Path) -> None:
+    block_bytes = 2 * 2 * 2 * 32 * B * 4
+    for hits in (0, loadable(*LONG)):
+        with engine(filled.model, tmp_path / "pool", extra={"host_gib": 4 * block_bytes / 2**30}) as running:
+            with running.growth("hit_blocks") as grown:
+                assert running.answer(LONG) == filled.long_answers
+            assert grown == {"hit_blocks": hits}
+            running.check_at_rest()
+
+
+def test_a_full_pool_keeps_to_its_capacity(filled: Filled, tmp_path: Path) -> None:
+    pool, capacity_bytes = tmp_path / "pool", 40 * 2**16
+    with engine(filled.model, pool, extra={"capacity_gib": capacity_bytes / 2**30}) as running:
+        for _ in range(2):
+            assert running.answer(LONG + PROMPTS) == filled.long_answers + filled.answers
+            running.check_at_rest()
+            files = block_files(pool)
+            assert 0 < sum(file.stat().st_size for file in files) <= capacity_bytes
+            running.make_cold()
+
+
+def test_prompt_only_stores_no_generated_tokens(filled: Filled, tmp_path: Path) -> None:
+    with engine(filled.model, tmp_path / "pool", extra={"stored_tokens": "prompt"}) as running:
+        running.answer([prompt(700, 3 * B)], max_tokens=3 * B)
+        running.check_at_rest()
+        assert len(block_files(tmp_path / "pool")) == 3
+
+
+def test_short_hits_are_computed_if_the_operator_says_so(filled: Filled, tmp_path: Path) -> None:
+    with engine(filled.model, filled.copy(tmp_path), extra={"min_load_tokens": 10 * B}) as running:
+        with running.growth("hit_blocks") as grown:
+            assert running.answer([PROMPTS[4], LONG[0]]) == [filled.answers[4], filled.long_answers[0]]
+        assert grown == {"hit_blocks": loadable(LONG[0])}
+
+
+def test_reset_forgets_for_this_engine_and_for_the_next(filled: Filled, tmp_path: Path) -> None:
+    pool = filled.copy(tmp_path)
+    for hits_at_start in (loadable(*LONG), 0):
+        with engine(filled.model, pool) as running:
+            with running.growth("hit_blocks") as grown:
+                assert running.answer(LONG) == filled.long_answers
+            assert grown == {"hit_blocks": hits_at_start}
+            running.settle()
+            assert running.llm.reset_prefix_cache(reset_connector=True)
+            assert not block_files(pool)
+            for hits in (0, loadable(*LONG)):  # then it goes on, for itself
+                with running.growth("hit_blocks") as grown:
+                    assert running.answer(LONG) == filled.long_answers
+                assert grown == {"hit_blocks": hits}
+                running.make_cold()
+            running.check_at_rest()
+
+
+def test_a_bug_of_ours_costs_the_cache_and_not_the_engine(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(filled.model, filled.copy(tmp_path)) as running:
+        sound_poll, polls = running.worker.engine.poll, iter(range(10**6))
+
+        def poll() -> Any:
+            if next(polls) > 8:
+                raise RuntimeError("a bug")
+            return sound_poll()
+
+        monkeypatch.setattr(running.worker.engine, "poll", poll)
+        for i, tokens in enumerate(LONG):
+            running.send(f"{i}", tokens)
+        running.finish()
+        assert [running.answers[f"{i}"] for i in range(len(LONG))] == filled.long_answers
+        assert running.worker.side.is_broken
+        assert running.answer(PROMPTS) == filled.answers
+        assert running.metric("broken_workers") == 1
+        assert not running.scheduler_side._held
+        assert running.block_pool.get_num_free_blocks() == running.block_pool.num_gpu_blocks - 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "options", "words"),
+    [
+        ({"capacity_gib": 0}, {}, "capacity_gib"),
+        ({"capcity": 1}, {}, "capcity"),
+        ({"host_gib": 1e-6}, {}, "2 slots"),
+        ({}, {"prefix_caching_hash_algo": "xxhash_cbor"}, "sha256_cbor"),
+        ({}, {"load_format": "dummy"}, "identity"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_said_at_the_start_in_one_line(
+    filled: Filled, tmp_path: Path, extra: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    starting = engine(filled.model, tmp_path / "pool", extra=extra, **options)
+    with pytest.raises(ConfigError, match=words) as said, starting:
+        pass
+    assert "\n" not in str(said.value)
