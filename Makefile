@@ -6,11 +6,13 @@ TORCH  ?= torch==2.13.0
 # Any options for the demo, such as: make demo DEMO="--sessions 8 --tokens 6000"
 DEMO   ?=
 
-.PHONY: demo test check bench mutants docs clean
+ENGINES ?= .venv-vllm
+
+.PHONY: demo test test-engines check bench mutants docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +31,10 @@ demo: $(VENV)/.installed ## restore a real model's KV from disk, compared with r
 
 test: $(VENV)/.installed ## all tests
 	$(BIN)/pytest -n auto
+
+test-engines: ## the tests with the real vLLM on the CPU; makes its environment first (4 GB, minutes)
+	tests/engines/install.sh $(ENGINES)
+	$(ENGINES)/bin/python -m pytest tests/engines
 
 check: $(VENV)/.installed ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .

@@ -7,20 +7,16 @@ All of it is called on the scheduler's thread and returns at once: the work is d
 what is stored is a chunk: one row of its DRAM region, with the shards of all ranks one after the other.
 """
 
-# mypy: disable-error-code="import-not-found"
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar
 
-import msgspec
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -48,13 +44,15 @@ from forebay.connectors.vllm.namespace import (
     namespace_of,
     weights_identity,
 )
-from forebay.connectors.vllm.options import GIB, IdentityOptions, Rank, digest_cache_path
+from forebay.connectors.vllm.options import GIB, Rank, digest_cache_path
 from forebay.connectors.vllm.region import HugePages, RegionPool
+from forebay.connectors.vllm.setup import join_logs
 from forebay.connectors.vllm.shelf import Presence, Shelf, ShelfOptions
+from forebay.connectors.vllm.tier_options import Eviction, TierOptions, read_tier_options
 from forebay.errors import ConfigError
 from forebay.events import Totals
 from forebay.executor import ThreadExecutor
-from forebay.keys import namespace_key
+from forebay.keys import derived_key, namespace_key
 from forebay.policies import lrfu, lru
 from forebay.policies.admit_all import AdmitAll
 from forebay.ports import EvictionPolicy
@@ -79,53 +77,14 @@ class Metric:
     OPEN_JOBS = "vllm:forebay_tier_open_jobs"
 
 
-class Eviction(Enum):
-    LRU = "lru"
-    LRFU = "lrfu"
-
-
 _EVICTION: Mapping[Eviction, Callable[[], EvictionPolicy]] = {
     Eviction.LRU: lambda: lru.build(lru.Options()),
     Eviction.LRFU: lambda: lrfu.build(lrfu.Options()),
 }
 
 
-class TierOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry of `secondary_tiers`, without `type`, `module_path` and `backpressure`, which are vLLM's own."""
-
-    pool: str | tuple[str, ...]
-    """Directory of the pool, or several on different disks, which share the blocks evenly."""
-    capacity_gib: float
-    """Room for blocks over all directories, in GiB, for the whole engine: all ranks together."""
-    shared: bool = True
-    """Other engines use the pool too: what is not in the index may be there, and is asked for. Without it lookups are
-    answered at once."""
-    eviction: Eviction = Eviction.LRU
-    lookup_deadline_s: float = 0.25
-    """How long a request waits to hear what other engines have stored, before it goes on with what is known."""
-    locality: Locality | None = None
-    """LOCAL or REMOTE: what a request's `load_tiers` filter is matched with."""
-    file: dict[str, Any] = msgspec.field(default_factory=dict)
-    """More options of the file tier, such as reads_in_flight, writes_in_flight, verify, direct, durability."""
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        return (self.pool,) if isinstance(self.pool, str) else self.pool
-
-
-def read_options(given: dict[str, Any]) -> TierOptions:
-    """Raises ConfigError for unknown names, wrong types and values that make no sense."""
-    try:
-        options = msgspec.convert(given, TierOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"secondary_tiers, type forebay: {error}") from None
-    if not options.capacity_gib > 0:
-        raise ConfigError("secondary_tiers, type forebay: 'capacity_gib' must be positive, the room for blocks")
-    return options
-
-
 class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
-    """See `SecondaryTierManager` for what vLLM promises, and asks, at each call. All calls come on one thread."""
+    """See `SecondaryTierManager` for what vLLM promises, and asks, at each call. vLLM 0.32 calls on one thread."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -139,11 +98,12 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
     ) -> None:
         """Raises ConfigError for bad options, and for an engine whose blocks cannot be served exactly."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        options = read_options(config)
-        self.locality = options.locality
+        join_logs()
+        options = read_tier_options(config)
+        self.locality = Locality(options.locality) if options.locality else None
         self._pool = RegionPool(primary_kv_view)
         namespace = _namespace(_find_configs(), offloading_spec, options, self._pool.block_bytes)
-        self._root_key = bytes(namespace_key(namespace))
+        self._root_key = namespace_key(namespace)
         self._totals = Totals()
         self._told: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._sent: dict[int, _Sent] = {}
@@ -219,9 +179,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         return {
-            Metric.FAILED: OffloadingCounterMetadata(
-                "Blocks that could not be read or written, by the kind of work and of failure.", ("work", "failure")
-            ),
+            Metric.FAILED: OffloadingCounterMetadata("Blocks that a job did not get through.", ("kind", "outcome")),
             Metric.DROPPED: OffloadingCounterMetadata("Blocks that left the tier, by reason.", ("reason",)),
             Metric.REFUSED: OffloadingCounterMetadata("Blocks that the tier did not take, by reason.", ("reason",)),
             Metric.USED: OffloadingGaugeMetadata("Bytes that blocks occupy in the pool, headers included."),
@@ -248,7 +206,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
 
     def _block_key(self, key: OffloadKey) -> BlockKey:
         """vLLM's keys (a hash over all tokens so far, then the cache group) say nothing of the model; ours must."""
-        return BlockKey(hashlib.sha256(self._root_key + key).digest())
+        return derived_key(self._root_key, key)
 
 
 forebay = ForebayTier
@@ -326,11 +284,11 @@ def _open_shelf(options: TierOptions, namespace: Namespace, pool: RegionPool, to
 def _counted(totals: Totals) -> Counter[tuple[str, tuple[str, ...]]]:
     """Totals so far, by metric and labels. "Not there" is an answer to a lookup, and a failure of a read."""
     counted: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for (_, work, outcome), blocks in totals.failures.items():
-        if work is not JobKind.PROBE or outcome is Outcome.FAILED:
-            counted[Metric.FAILED, (work.value, outcome.value)] += blocks
+    for (_, kind, outcome), blocks in totals.failures.items():
+        if kind is not JobKind.PROBE or outcome is Outcome.FAILED:
+            counted[Metric.FAILED, (kind.value, outcome.value)] += blocks
     for (_, reason), blocks in totals.dropped.items():
-        counted[Metric.DROPPED, (reason.name.lower(),)] += blocks
+        counted[Metric.DROPPED, (reason.value,)] += blocks
     for (_, reason), blocks in totals.refused.items():
-        counted[Metric.REFUSED, (reason.name.lower(),)] += blocks
+        counted[Metric.REFUSED, (reason.value,)] += blocks
     return counted

@@ -1,0 +1,167 @@
+"""Forebay as a secondary tier of vLLM's native offloading, with the real vLLM: tokens must be those of a recompute."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from native_kit import BLOCK_TOKENS, Tokens, engine, prompt, tier
+
+B = BLOCK_TOKENS
+LENGTHS = (1, B - 1, B, 3 * B, 3 * B + 1, 3000)
+COMMON = prompt(50, 20 * B)
+PROMPTS = [prompt(seed, tokens) for seed, tokens in enumerate(LENGTHS)] + [
+    COMMON + prompt(60 + tail, 5 + 40 * tail) for tail in range(4)
+]
+LONG = [prompt(100 + i, 10 * B + 7) for i in range(4)]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A pool that an engine, now gone, has filled, and what it and an engine without a pool said."""
+
+    model: Path
+    pool: Path
+    answers: list[Tokens]
+    long_answers: list[Tokens]
+    filler_answers: list[Tokens]
+
+    def copy(self, to: Path) -> Path:
+        """A pool of one's own to damage."""
+        return Path(shutil.copytree(self.pool, to))
+
+
+@pytest.fixture(scope="module")
+def filled(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    model, pool = make_model(), tmp_path_factory.mktemp("pools") / "pool"
+    with engine(model) as plain:
+        answers, long_answers = plain.answer(PROMPTS), plain.answer(LONG)
+    with engine(model, tier(pool)) as filler:
+        filler_answers = filler.answer(PROMPTS) + filler.answer(LONG)
+        filler.flush()
+    return Filled(model, pool, answers, long_answers, filler_answers)
+
+
+def block_files(pool: Path) -> list[Path]:
+    return sorted(pool.glob("*/??/*.kv"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: Path) -> None:
+    with engine(filled.model) as plain:
+        others = plain.answer([prompt(7, B) + tokens[B:] for tokens in LONG])
+    different = [other != own for other, own in zip(others, filled.long_answers, strict=True)]
+    assert all(different), "answers depend on the first block: with wrong KV they would be wrong"
+    assert filled.filler_answers == filled.answers + filled.long_answers
+    with engine(filled.model, tier(filled.copy(tmp_path / "pool"))) as restored:
+        assert restored.answer(PROMPTS) == filled.answers
+        whole_blocks = (
+            sum(len(tokens) // B for tokens in PROMPTS[:6])
+            + len(COMMON) // B
+            + sum((5 + 40 * tail) // B for tail in range(4))
+        )
+        assert restored.hits >= whole_blocks - len(PROMPTS), "nearly all came from the pool"
+        assert restored.metric("vllm:kv_offload_tiering_read_bytes", tier="1:forebay") > 0
+        assert restored.metric("vllm:forebay_tier_used_bytes") > 0
+        assert restored.metric("vllm:forebay_tier_failed_blocks") == 0
+
+
+def test_answers_without_asking_when_the_pool_is_not_shared(filled: Filled, tmp_path: Path) -> None:
+    pool = filled.copy(tmp_path / "pool")
+    with engine(filled.model, tier(pool, shared=False, eviction="lrfu")) as restored:
+        assert restored.answer(PROMPTS) == filled.answers
+        assert restored.hits > 0
+
+
+def test_damage_costs_a_recompute_and_no_token(filled: Filled, tmp_path: Path) -> None:
+    """Three blocks of three long prompts: a flipped byte, a cut, a deletion."""
+    pool = filled.copy(tmp_path / "pool")
+    blocks_each = len(LONG[0]) // B
+    files = block_files(pool)
+    newest = files[-blocks_each * 4 :]
+    size_bytes = newest[0].stat().st_size
+    for at, path in enumerate(newest):
+        if at % 3 == 0:
+            with path.open("r+b") as file:
+                file.seek(4096 + 1000)
+                byte = file.read(1)[0]
+                file.seek(4096 + 1000)
+                file.write(bytes([byte ^ 0x10]))
+        elif at % 3 == 1:
+            with path.open("r+b") as file:
+                file.truncate(size_bytes // 2)
+        elif at % 2 == 0:
+            path.unlink()
+    with engine(filled.model, tier(pool)) as restored:
+        assert restored.answer(LONG) == filled.long_answers
+        assert restored.answer(PROMPTS) == filled.answers
+        restored.flush()
+        assert restored.metric("vllm:forebay_tier_failed_blocks", kind="read", outcome="corrupt") > 0
+    assert list((pool / "quarantine").iterdir()), "damage is set aside, not served again"
+    with engine(filled.model, tier(pool)) as again:
+        assert again.answer(LONG) == filled.long_answers
+        assert again.metric("vllm:forebay_tier_failed_blocks", kind="read") == 0
+
+
+def test_other_weights_at_the_same_path_find_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_model(seed=1)
+    with engine(model, tier(tmp_path / "pool")) as first:
+        before = first.answer(LONG)
+        first.flush()
+    make_model(seed=2, path=model)
+    with engine(model) as plain:
+        expected = plain.answer(LONG)
+    assert expected != before
+    with engine(model, tier(tmp_path / "pool")) as second:
+        assert second.answer(LONG) == expected
+        assert second.hits == 0
+
+
+def test_other_salt_other_block_size_and_other_dtype_find_nothing(filled: Filled, tmp_path: Path) -> None:
+    pool = filled.copy(tmp_path / "pool")
+    with engine(filled.model, tier(pool)) as salted:
+        assert salted.answer(LONG, cache_salt="somebody else") == filled.long_answers
+        assert salted.hits == 0
+    with engine(filled.model, tier(pool), block_size=2 * B) as coarse:
+        assert coarse.answer(LONG) == filled.long_answers
+        assert coarse.hits == 0
+    with engine(filled.model, tier(pool), dtype="bfloat16") as rounded:
+        rounded.answer(LONG)
+        assert rounded.hits == 0
+
+
+def test_capacity_holds_while_more_is_stored(filled: Filled, tmp_path: Path) -> None:
+    pool, blocks = tmp_path / "pool", 24
+    stored_bytes = block_files(filled.pool)[0].stat().st_size
+    capacity_gib = blocks * stored_bytes / 2**30
+    most_bytes: list[int] = []
+    with engine(filled.model, tier(pool, capacity_gib=capacity_gib)) as small:
+        for tokens, expected in zip(LONG, filled.long_answers, strict=True):
+            assert small.answer([tokens]) == [expected]
+            small.flush()
+            most_bytes.append(sum(path.stat().st_size for path in block_files(pool)))
+        assert small.metric("vllm:forebay_tier_dropped_blocks", reason="evicted") > 0
+    assert max(most_bytes) <= blocks * stored_bytes
+    with engine(filled.model, tier(pool, capacity_gib=capacity_gib)) as restored:
+        assert restored.answer(LONG[-1:]) == filled.long_answers[-1:]
+        assert restored.hits == len(LONG[-1]) // B, "the last prompt stayed"
+
+
+def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None:
+    pool = filled.copy(tmp_path / "pool")
+    with engine(filled.model, tier(pool, shared=False)) as restored:
+        gone = threading.Thread(target=lambda: pool.rename(tmp_path / "elsewhere"))
+        gone.start()
+        assert restored.answer(PROMPTS + LONG) == filled.answers + filled.long_answers
+        gone.join()
+        assert restored.answer([[*tokens[:-1], 3] for tokens in LONG])
+        restored.flush()
+        assert restored.answer(LONG) == filled.long_answers
+
+
+def test_bad_options_are_named(filled: Filled, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="capacity_gb"), engine(filled.model, tier(tmp_path / "pool", capacity_gb=3)):
+        pass
