@@ -70,9 +70,9 @@ MUTANTS = (
     ),
     Mutant(
         "forget-before-delete-landed", "stores.py",
-        "            index.begin_drop(found[0], tier)\n",
-        "            index.forget(found[0], tier)\n            index.adopt(found[0], tier, 0)\n"
-        "            index.begin_drop(found[0], tier)\n            index.drop(found[0], tier)\n",
+        "            index.begin_drop(victim, tier)\n",
+        "            index.forget(victim, tier)\n            index.adopt(victim, tier, 0)\n"
+        "            index.begin_drop(victim, tier)\n            index.drop(victim, tier)\n",
     ),
     Mutant(
         "cancelled-load-counts", "loads.py",

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.engine import Engine, EngineOptions
+from forebay.engine import Engine, EngineOptions, check_options
 from forebay.errors import ConfigError
 from forebay.events import EventSink
 from forebay.executor import ThreadExecutor
@@ -85,8 +85,29 @@ def open_engine(
 
     Raises ConfigError for unknown names, bad options, and a host pool too small for two blocks.
     """
+    if config.threads_per_lane < 1:
+        raise ConfigError(f"threads_per_lane must be 1 or more, not {config.threads_per_lane}")
+    if namespace.block_bytes < 1:
+        raise ConfigError(f"a block must have 1 byte or more, not {namespace.block_bytes}")
+    check_options(config.engine)
     pool = HostPool(config.host_bytes // slot_bytes(namespace.block_bytes), namespace.block_bytes)
     tiers = open_tiers(config, namespace)
+    with contextlib.ExitStack() as undo:
+        for tier in tiers.values():
+            undo.callback(tier.close)
+        engine = _engine_over(config, pool, tiers, make_device(pool), emit, executor)
+        undo.pop_all()
+    return engine
+
+
+def _engine_over(
+    config: StoreConfig,
+    pool: HostPool,
+    tiers: Mapping[str, Tier],
+    device: DevicePort,
+    emit: EventSink,
+    executor: Executor | None,
+) -> Engine:
     eviction: dict[str, EvictionPolicy] = {HOST: _build("policies", config.host_eviction)}
     for name, tier in zip(tiers, config.tiers, strict=True):
         eviction[name] = _build("policies", tier.eviction)
@@ -95,7 +116,7 @@ def open_engine(
         pool=pool,
         tiers=tiers,
         policies=Policies(eviction, admission),
-        device=make_device(pool),
+        device=device,
         executor=executor or ThreadExecutor(config.threads_per_lane),
         emit=emit,
         options=config.engine,

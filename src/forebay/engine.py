@@ -8,13 +8,14 @@ Does no I/O and holds no lock. One thread calls it, and only `poll` applies resu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from forebay.errors import InvariantBroken
+from forebay.errors import ConfigError, InvariantBroken
 from forebay.events import EventSink, JobEnded, Planned, Reason
 from forebay.hostpool import HostPool
 from forebay.loads import Loads
@@ -48,6 +49,18 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long a tier whose medium had no room, below its own limit, is held to what it holds."""
 
 
+def check_options(options: EngineOptions) -> None:
+    """Raises ConfigError for values that cannot work."""
+    if options.batch_blocks < 1:
+        raise ConfigError(f"engine: batch_blocks must be 1 or more, not {options.batch_blocks}")
+    if not 0 < options.reserve_share <= 0.5:
+        raise ConfigError(f"engine: reserve_share must be above 0 and at most 0.5, not {options.reserve_share}")
+    for name in ("probe_deadline_s", "full_backoff_s"):
+        seconds = getattr(options, name)
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ConfigError(f"engine: {name} must be a number of seconds, 0 or more, not {seconds}")
+
+
 @dataclass(slots=True)
 class _Probe:
     """A question to the shared tiers about the blocks of one request that the index does not know."""
@@ -69,6 +82,7 @@ class Engine:
     ) -> None:
         """Takes the tiers over, with all that they hold."""
         options = options or EngineOptions()
+        check_options(options)
         self._stage = Stage(pool, tiers, policies, device, executor, emit, options.reserve_share)
         self._index = self._stage.index
         self._loads = Loads(self._stage, options.batch_blocks)

@@ -41,7 +41,7 @@ class ThreadExecutor:
         started_ns = self.now_ns()
         try:
             outcomes = work()
-        except Exception:  # a broken tier must cost a recompute, not the host engine
+        except BaseException:  # a broken tier must cost a recompute, not the host engine or a job that never ends
             log.exception("%s on %s failed for all of its %d blocks", job.kind.value, job.tier, len(job.keys))
             outcomes = dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)
         self._ended.put(JobResult(job, outcomes, started_ns, self.now_ns()))

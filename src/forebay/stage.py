@@ -65,9 +65,20 @@ class Stage:
     def take_slot(self) -> Slot | None:
         """A free host slot, if need be that of the most dispensable copy in the pool."""
         if not self.pool.free_slots:
-            for key in self.eviction[HOST].victims(1, lambda key: self.index.is_evictable(key, HOST)):
-                self.forget(key, HOST, Reason.EVICTED)
+            victim = self.victim(HOST)
+            if victim is not None:
+                self.forget(victim, HOST, Reason.EVICTED)
         return self.pool.take()
+
+    def victim(self, place: str) -> BlockKey | None:
+        """The most dispensable copy of a place, by its policy. A policy that proposes anything else is not followed."""
+        proposed = self.eviction[place].victims(1, lambda key: self.index.is_evictable(key, place))
+        if not proposed:
+            return None
+        if not self.index.is_evictable(proposed[0], place):
+            log.error("%s: the eviction policy proposed a block that cannot go", place)
+            return None
+        return proposed[0]
 
     def reserve_host(self, key: BlockKey, slot: Slot) -> None:
         self.index.reserve(key, HOST, self.pool.slot_bytes, slot)
@@ -155,11 +166,17 @@ class Stage:
 
 
 def _attempt(job: Job, work: Work) -> Mapping[BlockKey, Outcome]:
+    """An `Outcome` for every key of the job, whatever the tier does."""
+    keys = (*job.keys, *job.evicts)
     try:
-        return work()
+        outcomes = work()
     except (TierUnavailable, OSError) as error:
         log.warning("%s: a %s of %d blocks failed: %s", job.tier, job.kind.value, len(job.keys), error)
-        return dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)
+        return dict.fromkeys(keys, Outcome.FAILED)
+    if not all(isinstance(outcome, Outcome) for outcome in outcomes.values()):
+        log.error("%s: a %s ended in something that is no Outcome: counted as failed", job.tier, job.kind.value)
+        return dict.fromkeys(keys, Outcome.FAILED)
+    return outcomes
 
 
 def _by_key(

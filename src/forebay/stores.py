@@ -151,17 +151,17 @@ class Stores:
         over_bytes = index.used_bytes(tier) + self._stage.specs[tier].stored_bytes - self._limit_bytes(tier)
         victims: list[BlockKey] = []
         while over_bytes > 0:
-            found = eviction.victims(1, lambda key: index.is_evictable(key, tier))
-            if not found:
+            victim = self._stage.victim(tier)
+            if victim is None:
                 for key in victims:
                     index.keep(key, tier)
                 eviction.inserted(victims)
                 return None
             before_bytes = index.used_bytes(tier)
-            index.begin_drop(found[0], tier)
+            index.begin_drop(victim, tier)
             over_bytes -= before_bytes - index.used_bytes(tier)
-            eviction.removed(found)
-            victims += found
+            eviction.removed((victim,))
+            victims.append(victim)
         if victims:
             self._stage.emit(Dropped(self._stage.now_ns(), tier, len(victims), Reason.EVICTED))
         return victims

@@ -171,8 +171,7 @@ def purge(roots: Sequence[Path], namespace: str | None = None) -> PurgeReport:
     for root in marked:
         for namespace_hex in chosen:
             for file in layout.walk_blocks(str(root), namespace_hex):
-                if file.is_regular:
-                    os.unlink(file.path)  # noqa: PTH108
+                if file.is_regular and _remove_block(file.path):
                     removed_blocks += 1
                     removed_bytes += file.length_bytes
             kept.extend(_remove_namespace_directory(root, namespace_hex))
@@ -351,6 +350,17 @@ def _choose(roots: Sequence[Path], namespace: str | None) -> list[str]:
     if len(matching) != 1:
         raise ConfigError(f"{len(matching)} namespaces begin with {namespace}: list them, and give more digits")
     return matching
+
+
+def _remove_block(path: str) -> bool:
+    """False for one that is gone already: a store may have evicted it meanwhile."""
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"cannot remove {path}: {error.strerror}") from None
+    return True
 
 
 def _remove_namespace_directory(root: Path, namespace_hex: str) -> list[str]:

@@ -41,6 +41,7 @@ NAMESPACE_FILE = "namespace.json"
 TMP = "tmp"
 QUARANTINE = "quarantine"
 KEY_BYTES = 32
+_SMALL_FILE_BYTES = 64 * 1024
 QUARANTINE_FILES = 64
 """Files kept in a root's quarantine for inspection. Past that, damaged files are removed, or they fill the disk."""
 
@@ -91,10 +92,10 @@ def read_marker(root: Path) -> Marker | None:
     """The root's marker; None without one. Raises ConfigError for a marker that this version cannot go by."""
     path = root / MARKER
     try:
-        marker = msgspec.json.decode(path.read_bytes(), type=Marker)
+        marker = msgspec.json.decode(_read_small(path), type=Marker)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}): restore it, or move the directory away") from None
     if marker.format_version != VERSION:
         raise ConfigError(
@@ -148,9 +149,9 @@ def make_namespace(calls: Calls, root: Path, namespace_hex: str, namespace: Name
 def read_namespace(root: Path, namespace_hex: str) -> Namespace | None:
     """What a namespace's directory says of itself; None where it says nothing intelligible."""
     try:
-        raw = (root / namespace_hex / NAMESPACE_FILE).read_bytes()
+        raw = _read_small(root / namespace_hex / NAMESPACE_FILE)
         found = msgspec.json.decode(raw, type=NamespaceFile)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found.namespace if found.namespace_digest == namespace_hex else None
 
@@ -236,6 +237,7 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
     """
     place = f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}"
     try:
+        os.makedirs(f"{root}/{QUARANTINE}", mode=0o700, exist_ok=True)  # noqa: PTH103
         if len(set_aside_files(root)) >= QUARANTINE_FILES:
             os.unlink(file)  # noqa: PTH108
             log.warning("%s: %s; removed, since quarantine holds %d files", file, damage.value, QUARANTINE_FILES)
@@ -248,6 +250,17 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
         return None
     log.warning("%s: %s; set aside as %s", file, damage.value, place)
     return place
+
+
+def _read_small(path: Path) -> bytes:
+    """The beginning of a small file; never waits for a named pipe that stands in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return os.read(descriptor, _SMALL_FILE_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _named_files(directory: str, name: re.Pattern[str]) -> list[str]:

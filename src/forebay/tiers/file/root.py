@@ -219,7 +219,12 @@ class Root:
 
     def _publish(self, path: str, access: Access, claim: Claim, view: memoryview, scratch: Scratch) -> None:
         """Write under a temporary name, then rename. On any error nothing is left under either name."""
-        temp = create_temp(self._calls, str(self.path / layout.TMP), claim.key.hex(), access)
+        tmp = self.path / layout.TMP
+        try:
+            temp = create_temp(self._calls, str(tmp), claim.key.hex(), access)
+        except FileNotFoundError:  # somebody tidied up; if the root itself is gone, this fails
+            tmp.mkdir(mode=0o700, exist_ok=True)
+            temp = create_temp(self._calls, str(tmp), claim.key.hex(), access)
         try:
             write_block(self._calls, temp.descriptor, access, claim, view, scratch)
             if access is Access.BUFFERED:

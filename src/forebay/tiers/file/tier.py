@@ -3,9 +3,11 @@ systems. Roots share the blocks by weight; each has its own I/O threads."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +108,8 @@ class FileTier:
             shared=options.shared,
         )
         self._namespace_hex = namespace_digest.hex()
-        self._elsewhere: dict[BlockKey, str] = {}
-        """Blocks of other namespaces that `scan` found, and the namespace they are in."""
+        self._elsewhere: dict[BlockKey, tuple[str, ...]] = {}
+        """Blocks that `scan` found in other namespaces, and in which."""
         settings = RootSettings(
             shape=shape, namespace=namespace, direct=options.direct, verify=options.verify,
             durability=options.durability, calls=calls,
@@ -180,7 +182,7 @@ class FileTier:
         orders = [self._in_order(key) for key in keys]
 
         def delete_one(i: int, scratch: Scratch) -> None:
-            namespaces = {self._namespace_hex, self._elsewhere.get(keys[i], self._namespace_hex)}
+            namespaces = {self._namespace_hex, *self._elsewhere.get(keys[i], ())}
             for member in orders[i]:
                 for namespace_hex in namespaces:
                     if member.root.delete(namespace_hex, keys[i]) is not Outcome.OK:
@@ -195,6 +197,7 @@ class FileTier:
     def scan(self) -> Iterator[Stored]:
         self._check_open()
         seen: set[BlockKey] = set()
+        more_bytes: Counter[BlockKey] = Counter()  # one key in several roots or namespaces: all of it takes room
         aged: list[tuple[int, Stored]] = []
         for root in [str(member.root.path) for member in self._members]:
             for namespace_hex in layout.walk_namespaces(root):
@@ -202,13 +205,16 @@ class FileTier:
                     if not block.is_regular:
                         continue
                     if namespace_hex != self._namespace_hex:
-                        self._elsewhere[block.key] = namespace_hex
-                    if block.key not in seen:
+                        self._elsewhere[block.key] = (*self._elsewhere.get(block.key, ()), namespace_hex)
+                    if block.key in seen:
+                        more_bytes[block.key] += block.length_bytes
+                    else:
                         seen.add(block.key)
                         aged.append((block.mtime_ns, Stored(block.key, block.length_bytes)))
         aged.sort(key=lambda entry: entry[0])
         for _, stored in aged:
-            yield stored
+            more = more_bytes.get(stored.key)
+            yield Stored(stored.key, stored.stored_bytes + more) if more else stored
 
     def close(self) -> None:
         """Finish what is queued and end the I/O threads. Safe to call twice."""
@@ -265,8 +271,9 @@ class FileTier:
             for at, items in by_home.items():
                 batches.append(lanes_of(self._members[at]).start(work, items))
         finally:
-            for batch in batches:  # the views are the caller's again when this returns, also by an exception
-                batch.wait()
+            with contextlib.ExitStack() as all_ended:  # the views are the caller's again, also after an exception
+                for batch in batches:
+                    all_ended.callback(batch.wait)
 
     def _check_open(self) -> None:
         if self._closed:
