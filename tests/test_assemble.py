@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from forebay.assemble import Named, StoreConfig, TierConfig, open_engine, read_config
 from forebay.engine import Engine
 from forebay.errors import ConfigError
+from forebay.hostpool import HostPool
+from forebay.ports import DevicePort
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, ModelDevice
 
 
@@ -63,6 +66,18 @@ def test_a_bad_configuration_is_refused_in_one_line(config: StoreConfig, says: s
     with pytest.raises(ConfigError, match=says) as caught:
         open_store(config)
     assert "\n" not in str(caught.value)
+
+
+def test_an_open_that_fails_late_leaves_no_thread_behind(tmp_path: Path) -> None:
+    config = StoreConfig.embedded([tmp_path / "root"], host_bytes=2**20, capacity_bytes=2**20)
+
+    def no_device(pool: HostPool) -> DevicePort:
+        raise ConfigError("device memory too small")
+
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="device memory too small"):
+        open_engine(config, NAMESPACE, no_device)
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(

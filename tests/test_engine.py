@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from forebay.engine import Engine, EngineOptions
-from forebay.errors import InvariantBroken
+from forebay.errors import ConfigError, InvariantBroken
 from forebay.events import Dropped, Event, JobEnded, Reason, Refused, Totals
 from forebay.hostpool import HostPool
 from forebay.keys import block_keys
@@ -384,3 +384,46 @@ def test_blocks_that_somebody_did_not_find_in_a_shared_tier_are_stored_anew() ->
     assert world.tiers["far"].contains(PROMPT[:8]) == [True, True, False, False, True, True, True, True]
     assert world.count(JobKind.WRITE, "near") == 8, "a tier that nobody else writes to is not doubted"
     world.engine.check_idle()
+
+
+@pytest.mark.parametrize("odd", [True, None, "ok"])
+def test_a_tier_that_answers_nonsense_costs_a_recompute(odd: object) -> None:
+    world = make_world()
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    world.tiers["disk"].read = lambda keys, into: [odd] * len(keys)  # type: ignore[assignment,method-assign,return-value]
+    assert world.load("r", PROMPT) == 0
+    world.engine.check_idle()
+
+
+class StubbornPolicy(LRU):
+    """Proposes a block that nobody knows."""
+
+    def victims(self, count: int, evictable: Callable[[BlockKey], bool]) -> Sequence[BlockKey]:
+        return [BlockKey(b"?" * 32)]
+
+
+@pytest.mark.parametrize("place", [HOST, "disk"])
+def test_a_policy_that_proposes_nonsense_is_not_followed(place: str) -> None:
+    world = make_world(slots=4, tiers={"disk": 6})
+    world.engine._stage.eviction[place] = StubbornPolicy()  # type: ignore[index]
+    blocks = world.lend(0, 40)
+    taken = world.engine.offer(PROMPT, blocks)
+    world.settle()
+    world.engine.offer(PROMPT[taken:], blocks[taken:])
+    world.settle()
+    world.engine.check_idle()
+    assert len(list(world.tiers["disk"].scan())) <= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (EngineOptions(batch_blocks=0), "batch_blocks must be 1 or more"),
+        (EngineOptions(reserve_share=0.9), "reserve_share must be above 0"),
+        (EngineOptions(probe_deadline_s=float("nan")), "probe_deadline_s must be a number of seconds"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: EngineOptions, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_world(options=options)

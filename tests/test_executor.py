@@ -46,9 +46,10 @@ def test_wait_returns_at_its_time_when_nothing_ends(executor: Executor) -> None:
     executor.close()
 
 
-def test_an_exception_in_a_job_fails_its_blocks_and_nothing_else() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("a bug in a tier"), SystemExit("a library's idea of an error")])
+def test_an_exception_in_a_job_fails_its_blocks_and_nothing_else(error: BaseException) -> None:
     def broken() -> Mapping[BlockKey, Outcome]:
-        raise RuntimeError("a bug in a tier")
+        raise error
 
     executor = ThreadExecutor()
     executor.submit(job(1), broken)
