@@ -17,6 +17,7 @@ import forebay
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.pool import pool
+from forebay.cli.vllm_args import vllm_args
 from forebay.errors import ConfigError
 
 
@@ -33,6 +34,7 @@ def cli(verbose: int) -> None:
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(pool)
+cli.add_command(vllm_args)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
