@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,8 +104,9 @@ def test_purge_removes_one_namespace_or_all(root: Path, capsys: Capture) -> None
 def test_purge_asks_and_without_an_answer_does_nothing(root: Path) -> None:
     command = [sys.executable, "-c", "from forebay.cli import main; main()", "pool", "purge", str(root)]
     ended = subprocess.run(command, input="n\n", capture_output=True, text=True, check=False)
-    assert ended.returncode == 130
+    assert ended.returncode == 1
     assert "Remove 10 blocks?" in ended.stderr
+    assert "nothing was removed" in ended.stderr
     assert len(list(root.rglob("*.kv"))) == 10
 
 
@@ -137,7 +139,14 @@ def no_pool(path: Path) -> list[str]:
         (lambda path: ["pool", "stat"], "Missing argument"),
         (lambda path: ["pool", "verify", "--fast", str(path)], "No such option '--fast'"),
         (lambda path: ["pool", "mend", str(path)], "No such command 'mend'"),
-        (lambda path: ["pool", "ls", str(path / ("x" * 300))], "name too long"),
+        (lambda path: ["pool", "ls", str(path / ("x" * 300))], "ame too long"),
+        (lambda path: ["doctor", str(path / ("x" * 300))], "ame too long"),
+        (lambda path: ["demo", "--model", str(path / ("x" * 300))], "ame too long"),
+        (lambda path: ["demo", "--out", str(path / ("x" * 300))], "ame too long"),
+        (lambda path: ["demo", "--pool", str(path / ("x" * 300))], "ame too long"),
+        (lambda path: ["demo", "--host-memory", "9" * 400 + "GB"], "more than any machine has"),
+        (lambda path: ["demo", "--seed", str(2**70)], "--seed must be 0 or more and below 2**63"),
+        (lambda path: ["demo", "--threads", str(2**31)], "--threads must be from 1 to 4096"),
     ],
 )
 def test_a_bad_call_is_one_line_and_exit_code_2(
@@ -156,3 +165,24 @@ def test_a_bad_call_is_one_line_and_exit_code_2(
 def test_no_arguments_shows_the_commands(capsys: Capture) -> None:
     assert run([]) == 2
     assert "doctor" in capsys.readouterr().err
+
+
+def test_a_root_named_twice_counts_once(root: Path, capsys: Capture) -> None:
+    assert run(["pool", "verify", str(root), str(root), f"{root}/../pool"]) == 0
+    assert "10 blocks" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_text_is_shown_with_escapes(root: Path, capsys: Capture) -> None:
+    odd = root.with_name(os.fsdecode(b"odd\xff"))
+    root.rename(odd)
+    assert run(["pool", "stat", "--json", str(odd)]) == 0
+    assert json.loads(capsys.readouterr().out)["roots"][0]["root"].endswith("odd\\udcff")
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), (">/dev/full", 2), ("| true", 0)])
+def test_an_output_that_cannot_be_written_is_no_traceback(root: Path, redirection: str, code: int) -> None:
+    program = f"{sys.executable} -c 'from forebay.cli import main; main()' pool stat {root} {redirection}"
+    ended = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr

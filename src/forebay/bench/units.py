@@ -22,7 +22,10 @@ def parse_bytes(text: str) -> int:
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ConfigError(f"{text!r} is not a size: give a number and its unit, such as 2GiB or 500MB")
-    return int(float(match[1]) * factor)
+    quantity_bytes = float(match[1]) * factor
+    if quantity_bytes >= 2**63:
+        raise ConfigError(f"a size of {match[1][:12]}... {match[2]} is more than any machine has: give less")
+    return int(quantity_bytes)
 
 
 def bytes_text(quantity_bytes: float | None) -> str:

@@ -16,6 +16,7 @@ import click
 import forebay
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
+from forebay.cli.output import one_line
 from forebay.cli.pool import pool
 from forebay.cli.vllm_args import vllm_args
 from forebay.errors import ConfigError
@@ -41,28 +42,39 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     try:
         code = cli.main(arguments, prog_name="forebay", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "forebay"
-        return _refuse(f"{' '.join(error.format_message().split())} (see '{where} --help')")
+        return _refuse(f"{error.format_message()} (see '{where} --help')")
     except (click.ClickException, ConfigError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        return _refuse(" ".join(message.split()))
+        return _refuse(message)
     except (click.Abort, KeyboardInterrupt):
-        print("forebay: interrupted", file=sys.stderr)  # noqa: T201
+        click.echo("forebay: interrupted", err=True)
         return 130
     except BrokenPipeError:  # the reader of our output has left; nothing more to say to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:  # a path that cannot be used, or an output that cannot be written
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else "cannot go on: "
+        return _refuse(where + (error.strerror or str(error)))
 
 
 def _refuse(message: str) -> int:
-    print(f"forebay: {message}", file=sys.stderr)  # noqa: T201
+    click.echo(f"forebay: {one_line(message)}", err=True)
     return 2
+
+
+def _drop_output() -> None:
+    """What is still buffered cannot be written; the interpreter shall not try again at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

@@ -19,9 +19,31 @@ def gib(quantity_bytes: float) -> str:
     return f"{int(value)} B" if unit == 0 else f"{value:.2f} {_BINARY[unit]}"
 
 
+def one_line(text: str) -> str:
+    """Any text on one line, with what is not text (a file name need not be) written as escapes."""
+    return _valid(" ".join(text.split()))
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; paths as text, enums by value, bytes as hex."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=_encode), indent=2).decode())
+    """One JSON document on standard output; paths as text, enums by value, what is no text in a path as escapes."""
+    plain = _all_valid(msgspec.to_builtins(value, enc_hook=_encode))
+    click.echo(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+
+
+def _all_valid(value: Any) -> Any:
+    match value:
+        case str():
+            return _valid(value)
+        case dict():
+            return {_all_valid(name): _all_valid(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_all_valid(item) for item in value]
+        case _:
+            return value
+
+
+def _valid(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _encode(value: Any) -> Any:

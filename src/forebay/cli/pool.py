@@ -124,7 +124,9 @@ def purge(paths: tuple[Path, ...], as_json: bool, namespace: str | None, yes: bo
     """Remove blocks. The directories stay a pool; what Forebay did not make is left alone."""
     if not yes:
         blocks = sum(listing.blocks for listing in admin.ls(paths) if listing.digest.startswith(namespace or ""))
-        click.confirm(f"Remove {blocks:,} blocks?", abort=True, err=True)
+        if not click.confirm(f"Remove {blocks:,} blocks?", err=True):
+            click.echo("nothing was removed", err=True)
+            return 1
     report = admin.purge(paths, namespace)
     if as_json:
         print_json(report)

@@ -12,6 +12,7 @@ from forebay.bench.units import bytes_text
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
 
+_MOST_THREADS = 4096
 _MAY_BE_IN_A_NEW_POOL = {"tmp", "quarantine", "lost+found"}
 
 
@@ -43,10 +44,10 @@ def check_options(options: DemoOptions) -> None:
     for name in ("sessions", "tokens", "answer_tokens", "block_tokens"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(options, name)}")
-    if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"--threads must be 1 or more, not {options.threads}")
-    if options.seed < 0:
-        raise ConfigError(f"--seed must be 0 or more, not {options.seed}")
+    if options.threads is not None and not 1 <= options.threads <= _MOST_THREADS:
+        raise ConfigError(f"--threads must be from 1 to {_MOST_THREADS}, not {options.threads}")
+    if not 0 <= options.seed < 2**63:
+        raise ConfigError(f"--seed must be 0 or more and below 2**63, not {options.seed}")
     if options.tokens < options.block_tokens:
         raise ConfigError(
             f"--tokens {options.tokens} is less than one block of {options.block_tokens} tokens, "

@@ -186,10 +186,9 @@ def purge(roots: Sequence[Path], namespace: str | None = None) -> PurgeReport:
 
 
 def _marked(roots: Sequence[Path]) -> list[tuple[Path, layout.Marker]]:
-    """The roots with their markers. One that is no pool refuses the whole call."""
+    """The roots with their markers, each once. One that is no pool refuses the whole call."""
     found: list[tuple[Path, layout.Marker]] = []
-    for root in roots:
-        absolute = Path(os.path.abspath(root))  # noqa: PTH100
+    for absolute in dict.fromkeys(Path(os.path.realpath(root)) for root in roots):
         try:
             marker = layout.read_marker(absolute)
         except OSError as error:
