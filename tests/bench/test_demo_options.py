@@ -30,7 +30,7 @@ def refusal(**given: object) -> str:
         ({"answer_tokens": -1}, "--answer-tokens must be 1 or more"),
         ({"block_tokens": 0}, "--block-tokens must be 1 or more"),
         ({"tokens": 63}, "less than one block of 64 tokens"),
-        ({"threads": 0}, "--threads must be 1 or more"),
+        ({"threads": 0}, "--threads must be from 1 to 4096"),
         ({"seed": -1}, "--seed must be 0 or more"),
         ({"model": Path("nowhere")}, "no model at nowhere"),
         ({"model": Path(), "random_weights": True}, "exclude each other"),

@@ -61,9 +61,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 0
     except OSError as error:  # a path that cannot be used, or an output that cannot be written
-        _drop_output()
-        where = f"{error.filename}: " if error.filename else "cannot go on: "
-        return _refuse(where + (error.strerror or str(error)))
+        if error.filename is None:
+            _drop_output()
+        where = error.filename or "cannot go on"
+        return _refuse(f"{where}: {error.strerror or error}")
 
 
 def _refuse(message: str) -> int:

@@ -102,6 +102,8 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> int:
     else:
         for damaged in report.set_aside:
             went = f"set aside as {damaged.moved_to}" if damaged.moved_to else "removed: quarantine is full"
+            if damaged.moved_to == damaged.path:
+                went = "still there: it cannot be moved"
             click.echo(f"damaged     {damaged.path}: {damaged.reason}, found by {damaged.found_by.value}; {went}")
         for path in report.unreadable:
             click.echo(f"unreadable  {path}")

@@ -92,7 +92,7 @@ class SetAside:
     path: str
     reason: str
     moved_to: str | None
-    """None when quarantine was full and the file was removed, or when it could not be moved."""
+    """None when quarantine was full and the file was removed; `path` when it could not be moved."""
     found_by: FoundBy
 
 
@@ -195,8 +195,20 @@ def _marked(roots: Sequence[Path]) -> list[tuple[Path, layout.Marker]]:
             raise ConfigError(f"cannot read {absolute}: {error.strerror}") from None
         if marker is None:
             raise ConfigError(f"{absolute} has no {layout.MARKER}: it is not a pool of Forebay, name one that is")
+        _check_listable(absolute)
         found.append((absolute, marker))
     return found
+
+
+def _check_listable(root: Path) -> None:
+    """What cannot be listed must not look like an empty pool."""
+    directories = [root, root / layout.TMP, root / layout.QUARANTINE]
+    for namespace_hex in layout.walk_namespaces(str(root)):
+        directories.append(root / namespace_hex)
+        directories.extend(root / namespace_hex / fan for fan in layout.walk_fans(str(root), namespace_hex))
+    for directory in directories:
+        if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+            raise ConfigError(f"cannot list {directory}: run this as the user who owns the pool")
 
 
 def _root_stat(root: Path, marker: layout.Marker) -> RootStat:
@@ -318,7 +330,7 @@ def _check(root: Path, access: Access, file: layout.BlockFile, scratch: Scratch)
         return _Finding(newer=file.path)
     except Damaged as damaged:
         moved_to = layout.set_aside(REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage)
-        if moved_to is not None:
+        if moved_to not in (None, file.path):
             moved_to = layout.mark_named(REAL_CALLS, moved_to)
         return _Finding(set_aside=SetAside(file.path, damaged.damage.value, moved_to, FoundBy.CHECK))
     except OSError as error:

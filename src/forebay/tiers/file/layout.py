@@ -233,7 +233,7 @@ def mark_named(calls: Calls, path: str) -> str:
 def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: BlockKey, damage: Damage) -> str | None:
     """Take a file that is not its block out of the way, with the reason in its new name; one warning line.
 
-    Returns the new path; None when it was removed (quarantine is full) or cannot be moved.
+    Returns where it is now: None when it was removed (quarantine is full), `file` when it cannot be moved.
     """
     place = f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}"
     try:
@@ -246,8 +246,8 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
     except FileNotFoundError:
         return None  # another reader was faster
     except OSError as error:
-        log.warning("%s: %s; cannot be set aside: %s", file, damage.value, error)
-        return None
+        log.warning("%s: %s; cannot be set aside: %s", file, damage.value, error.strerror)
+        return file
     log.warning("%s: %s; set aside as %s", file, damage.value, place)
     return place
 
