@@ -91,3 +91,23 @@ def test_virtual_time_serves_a_lane_in_order_and_lanes_side_by_side() -> None:
         executor.wait(SECOND_NS)
         ends.update({result.job.job_id: result.finished_ns for result in executor.poll()})
     assert ends == {1: 1_000, 2: 2_000, 3: 1_000}
+
+
+def test_a_job_for_which_no_thread_can_be_started_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    executor = ThreadExecutor()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        executor.submit(job(1), done)
+    executor.submit(job(2), done)
+    ended: dict[int, Outcome] = {}
+    while len(ended) < 2:
+        executor.wait(executor.now_ns() + 10 * SECOND_NS)
+        for result in executor.poll():
+            assert result.job.job_id not in ended
+            ended[result.job.job_id] = result.outcomes[KEY]
+    executor.close()
+    assert ended == {1: Outcome.FAILED, 2: Outcome.OK}
+    assert executor.poll() == []

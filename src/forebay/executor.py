@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from forebay.ports import Work
-from forebay.types import Job, JobKind, JobResult, Outcome
+from forebay.types import BlockKey, Job, JobId, JobKind, JobResult, Outcome
 
 log = logging.getLogger("forebay.executor")
 
@@ -25,6 +25,8 @@ class ThreadExecutor:
         self._lanes: dict[tuple[str, JobKind], ThreadPoolExecutor] = {}
         self._ended: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._collected: list[JobResult] = []
+        self._refused: set[JobId] = set()
+        """Jobs that have ended as failed because no thread could be started for them."""
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -35,15 +37,25 @@ class ThreadExecutor:
             name = f"forebay-{job.tier}-{job.kind.value}"
             lane = ThreadPoolExecutor(self._threads_per_lane, thread_name_prefix=name)
             self._lanes[job.tier, job.kind] = lane
-        lane.submit(self._run, job, work)
+        try:
+            lane.submit(self._run, job, work)
+        except RuntimeError as error:  # no thread to be had, or closed; a job that was queued all the same must not run
+            log.error("no thread for a %s on %s: %s", job.kind.value, job.tier, error)
+            self._refused.add(job.job_id)
+            self._end(job, _failed(job), self.now_ns())
 
     def _run(self, job: Job, work: Work) -> None:
+        if job.job_id in self._refused:
+            return
         started_ns = self.now_ns()
         try:
             outcomes = work()
         except BaseException:  # a broken tier must cost a recompute, not the host engine or a job that never ends
             log.exception("%s on %s failed for all of its %d blocks", job.kind.value, job.tier, len(job.keys))
-            outcomes = dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)
+            outcomes = _failed(job)
+        self._end(job, outcomes, started_ns)
+
+    def _end(self, job: Job, outcomes: Mapping[BlockKey, Outcome], started_ns: int) -> None:
         self._ended.put(JobResult(job, outcomes, started_ns, self.now_ns()))
 
     def poll(self) -> Sequence[JobResult]:
@@ -65,3 +77,7 @@ class ThreadExecutor:
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.shutdown(wait=True)
+
+
+def _failed(job: Job) -> dict[BlockKey, Outcome]:
+    return dict.fromkeys((*job.keys, *job.evicts), Outcome.FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -133,3 +134,22 @@ def test_a_read_returns_only_when_no_lane_touches_its_views_any_more(tmp_path: P
     thread.join(30)
     assert ended.is_set()
     slow.close()
+
+
+def test_a_full_root_passes_its_writes_on_and_only_a_full_pool_is_full(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    full_roots = {a}
+
+    def pwritev(descriptor: int, parts: Sequence[memoryview], at: int) -> int:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if len(parts) > 1 and any(path.is_relative_to(root) for root in full_roots):  # a block, not a trial
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwritev(descriptor, parts, at)
+
+    tier = open_tier(a, b, calls=replace(REAL_CALLS, pwritev=pwritev))
+    put(tier, range(20), BLOCK_BYTES)
+    assert not list(a.rglob("*.kv"))
+    assert len(list(b.rglob("*.kv"))) == 20
+    full_roots.add(b)
+    assert tier.write([key_of(50)], [filled(payload_of(50, BLOCK_BYTES))]) == [Outcome.FULL]
+    tier.close()

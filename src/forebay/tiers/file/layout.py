@@ -238,7 +238,7 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
     place = f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}"
     try:
         os.makedirs(f"{root}/{QUARANTINE}", mode=0o700, exist_ok=True)  # noqa: PTH103
-        if len(set_aside_files(root)) >= QUARANTINE_FILES:
+        if len(set_aside_files(root)) >= QUARANTINE_FILES and not os.path.isdir(file):  # noqa: PTH112
             os.unlink(file)  # noqa: PTH108
             log.warning("%s: %s; removed, since quarantine holds %d files", file, damage.value, QUARANTINE_FILES)
             return None

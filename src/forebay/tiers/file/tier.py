@@ -162,15 +162,17 @@ class FileTier:
         orders = [self._in_order(key) for key in keys]
 
         def write_one(i: int, scratch: Scratch) -> None:
-            outcome = Outcome.FAILED
             if any(member.root.holds(keys[i]) for member in orders[i][1:]):
-                outcome = Outcome.OK
+                outcomes[i] = Outcome.OK
+                return
             for member in orders[i]:
+                if member.root.state is RootState.ABSENT:
+                    continue
+                outcome = member.root.write(keys[i], views[i], scratch)
                 if outcome is not Outcome.FAILED:
+                    outcomes[i] = outcome  # FULL stands if the roots after this one do no better
+                if outcome is Outcome.OK:
                     break
-                if member.root.state is not RootState.ABSENT:
-                    outcome = member.root.write(keys[i], views[i], scratch)
-            outcomes[i] = outcome
 
         self._run(orders, lambda member: member.writers, write_one)
         return outcomes
