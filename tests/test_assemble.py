@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 from pathlib import Path
@@ -60,12 +61,28 @@ def test_the_embedded_default_is_one_file_tier(tmp_path: Path) -> None:
         (StoreConfig(host_bytes=2**20, tiers=(memory("host"),)), "two tiers are named 'host'"),
         (StoreConfig(host_bytes=2**20, host_eviction=Named(kind="random")), "no 'random' among the policies"),
         (StoreConfig(host_bytes=4096), "needs 2 slots or more"),
+        *(
+            (StoreConfig(host_bytes=2**20, host_eviction=Named(kind=kind)), "names none of the policies")
+            for kind in ("..", ".x", "x.", "", " ", "a b", "\0", "\udcff")
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused_in_one_line(config: StoreConfig, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         open_store(config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("model", "\udcff"), ("layout", "x\ud800"), ("block_tokens", 0), ("block_bytes", -5)]
+)
+def test_a_namespace_that_cannot_be_is_refused_in_one_line(field: str, value: object, tmp_path: Path) -> None:
+    config = StoreConfig.embedded([tmp_path / "root"], host_bytes=2**20, capacity_bytes=2**20)
+    namespace = dataclasses.replace(NAMESPACE, **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=field if isinstance(value, str) else "or more") as caught:
+        open_engine(config, namespace, lambda pool: ModelDevice(pool, 8, Chances(), random.Random(0)))
+    str(caught.value).encode()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_open_that_fails_late_leaves_no_thread_behind(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ of a module anywhere. Such a module has an `Options` struct and a `build` functi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -87,8 +88,7 @@ def open_engine(
     """
     if config.threads_per_lane < 1:
         raise ConfigError(f"threads_per_lane must be 1 or more, not {config.threads_per_lane}")
-    if namespace.block_bytes < 1:
-        raise ConfigError(f"a block must have 1 byte or more, not {namespace.block_bytes}")
+    _check_namespace(namespace)
     check_options(config.engine)
     pool = HostPool(config.host_bytes // slot_bytes(namespace.block_bytes), namespace.block_bytes)
     tiers = open_tiers(config, namespace)
@@ -98,6 +98,18 @@ def open_engine(
         engine = _engine_over(config, pool, tiers, make_device(pool), emit, executor)
         undo.pop_all()
     return engine
+
+
+def _check_namespace(namespace: Namespace) -> None:
+    if namespace.block_bytes < 1:
+        raise ConfigError(f"a block must have 1 byte or more, not {namespace.block_bytes}")
+    if namespace.block_tokens < 1:
+        raise ConfigError(f"a block must have 1 token or more, not {namespace.block_tokens}")
+    for name, value in dataclasses.asdict(namespace).items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:  # it could neither be hashed nor written down
+            raise ConfigError(f"{name} of the namespace holds what is no text, {value!a}: give it as UTF-8") from None
 
 
 def _engine_over(
@@ -148,6 +160,8 @@ def _build(package: str, named: Named, *context: object) -> Any:
 
 def _module(package: str, kind: str) -> ModuleType:
     path = kind if "." in kind else f"forebay.{package}.{kind}"
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{kind!a} names none of the {package}: use a module's name or its dotted path")
     try:
         module = importlib.import_module(path)
     except ImportError as error:

@@ -59,7 +59,7 @@ def block_keys(namespace: Namespace, tokens: Tokens) -> tuple[BlockKey, ...]:
 
     Raises ValueError for token ids outside [0, 2**32).
     """
-    ids = _as_uint32(tokens)
+    ids = token_ids(tokens)
     sha256, step = hashlib.sha256, namespace.block_tokens
     parent = namespace_key(namespace)
     keys: list[BlockKey] = []
@@ -74,7 +74,8 @@ def derived_key(root: BlockKey, prefix_hash: bytes) -> BlockKey:
     return BlockKey(hashlib.sha256(_framed(_DERIVED_TAG) + _framed(root) + _framed(prefix_hash)).digest())
 
 
-def _as_uint32(tokens: Tokens) -> npt.NDArray[np.uint32]:
+def token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
+    """uint32 [tokens], little-endian. Raises ValueError for what is no flat sequence of ids in [0, 2**32)."""
     wide = np.asarray(tokens if len(tokens) else (), dtype=None if len(tokens) else np.uint32)
     if wide.ndim != 1 or not np.issubdtype(wide.dtype, np.integer):
         raise ValueError(f"tokens must be a flat sequence of integers, not {wide.dtype} with {wide.ndim} axes")

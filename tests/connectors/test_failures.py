@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,6 +51,37 @@ def test_damaged_files_are_set_aside_and_the_rest_is_computed(tmp_path: Path) ->
         mended = runner.generate(tokens, 10)
         assert mended.tokens == expected
         assert hits(mended) == {"file": 20 * B}
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array(prompt(20), dtype=np.int64) + 2**32,
+        np.array(prompt(20)) + 0.9,
+        np.array([-1] * 20),
+        [-1] * 20,
+        [256] * 20,
+        [2**70],
+        np.array([prompt(20)]),
+        "hello",
+    ],
+    ids=["wraps", "fractions", "negative", "negative list", "vocabulary", "huge", "two axes", "text"],
+)
+def test_what_is_no_token_id_is_refused_and_harms_nothing(tokens: object) -> None:
+    with runner_over([memory_tier()]) as runner:
+        with pytest.raises(ValueError, match="token"):
+            runner.generate(tokens, 2)  # type: ignore[arg-type]
+        assert runner.generate(np.array(prompt(20)), 2).tokens == recomputed(runner, prompt(20), 2)
+
+
+def test_a_closed_runner_says_so_and_closes_again(tmp_path: Path) -> None:
+    runner = file_runner(tmp_path / "pool")
+    runner.generate(prompt(20), 2)
+    runner.close()
+    for call in (lambda: runner.generate(prompt(20, seed=1), 2), runner.flush, runner.drop_device):
+        with pytest.raises(RuntimeError, match="the runner is closed"):
+            call()
+    runner.close()
 
 
 def test_a_store_whose_writes_all_fail_costs_hits_only() -> None:

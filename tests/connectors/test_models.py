@@ -23,7 +23,7 @@ from forebay.connectors.transformers import (  # noqa: E402
 )
 from forebay.connectors.transformers.runner import Runner  # noqa: E402
 from forebay.errors import ConfigError  # noqa: E402
-from forebay.keys import namespace_key  # noqa: E402
+from forebay.keys import block_keys, namespace_key  # noqa: E402
 
 pytestmark = pytest.mark.model
 SMALL = {
@@ -69,6 +69,59 @@ def test_the_namespace_is_filled_from_the_model() -> None:
     assert namespace_key(salted) != namespace_key(namespace)
     with pytest.raises(ConfigError, match="1 token"):
         namespace_of(loaded, 0)
+
+
+def test_two_ways_to_compute_attention_share_no_key() -> None:
+    """Their KV differs in the last bits, so that what one left would not be what the other computes."""
+    loaded = load_model(TINY)
+    tokens = torch.arange(200)[None]
+    layouts, keys, layers = [], [], []
+    for attention in ("sdpa", "eager"):
+        loaded.model.set_attn_implementation(attention)
+        namespace = namespace_of(loaded, 16)
+        layouts.append(namespace.layout)
+        keys.append(set(block_keys(namespace, tokens[0].numpy())))
+        with torch.inference_mode():
+            layers.append(loaded.model(tokens, use_cache=True).past_key_values.layers[1].keys)
+    assert layouts == [f"transformers/{each}/cpu/[layer,kv,head,token,dim]" for each in ("sdpa", "eager")]
+    assert not keys[0] & keys[1]
+    assert layers[0].shape == layers[1].shape
+    assert not torch.equal(*layers)
+
+
+def test_a_salt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tenant_salt"):
+        namespace_of(tiny_model(), 16, tenant_salt="\udcff")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"half_life": 0.0}, "half_life"),
+        ({"half_life": float("nan")}, "half_life"),
+        ({"half_life": float("inf")}, "half_life"),
+        ({"load_deadline_s": float("nan")}, "load_deadline_s"),
+        ({"load_deadline_s": float("inf")}, "load_deadline_s"),
+        ({"load_deadline_s": 1e300}, "load_deadline_s"),
+        ({"load_deadline_s": -1.0}, "load_deadline_s"),
+        ({"window_bytes": 0}, "window_bytes"),
+        ({"backlog_bytes": -1}, "backlog_bytes"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_in_one_line(options: dict[str, float], says: str, tmp_path: Path) -> None:
+    loaded = tiny_model()
+    config = StoreConfig.embedded([tmp_path / "pool"], host_bytes=2**20, capacity_bytes=2**20)
+    with pytest.raises(ConfigError, match=says) as caught:
+        Runner.open(loaded, namespace_of(loaded, 16), config, RunnerOptions(**options))
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_block_of_no_tokens_is_refused(tmp_path: Path) -> None:
+    loaded = tiny_model()
+    config = StoreConfig.embedded([tmp_path / "pool"], host_bytes=2**20, capacity_bytes=2**20)
+    with pytest.raises(ConfigError, match="1 token or more"):
+        Runner.open(loaded, replace(namespace_of(loaded, 16), block_tokens=0), config)
 
 
 def test_bytes_are_tokens() -> None:

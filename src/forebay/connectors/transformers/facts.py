@@ -17,7 +17,8 @@ from forebay.errors import ConfigError
 from forebay.keys import tenant_digest
 from forebay.types import Namespace
 
-LAYOUT = "transformers/[layer,kv,head,token,dim]"
+AXES = "[layer,kv,head,token,dim]"
+"""Of a block, outermost first."""
 _DIGEST_THREADS = 4
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _NOT_OF_THE_KV = {
@@ -102,9 +103,25 @@ def namespace_of(
         head_dim=facts.head_dim,
         block_tokens=block_tokens,
         block_bytes=facts.token_bytes * block_tokens,
-        layout=LAYOUT,
-        tenant_digest=tenant_digest(tenant_salt),
+        layout=_layout(loaded.model),
+        tenant_digest=_tenant(tenant_salt),
     )
+
+
+def _layout(model: Any) -> str:
+    """How the KV was computed and how it lies, such as `transformers/sdpa/cpu/[layer,kv,head,token,dim]`.
+
+    Attention kernels differ in the last bits of what they give the next layer, so the KV of one is not that of another.
+    """
+    attention = getattr(model.config, "_attn_implementation", None) or "default"
+    return f"transformers/{attention}/{next(model.parameters()).device.type}/{AXES}"
+
+
+def _tenant(salt: str) -> str:
+    try:
+        return tenant_digest(salt)
+    except UnicodeEncodeError:
+        raise ConfigError("tenant_salt holds what is no text (a lone surrogate): give it as UTF-8") from None
 
 
 def weights_digest(model: Any) -> str:

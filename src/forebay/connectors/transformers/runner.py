@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from forebay.engine import Engine
 from forebay.errors import ConfigError
 from forebay.events import EventSink
 from forebay.hostpool import HostPool
-from forebay.keys import Tokens, block_keys
+from forebay.keys import Tokens, block_keys, token_ids
 from forebay.policies.lrfu import LRFU
 from forebay.types import Namespace
 
@@ -95,7 +96,7 @@ class Runner:
         options: RunnerOptions | None = None,
     ) -> None:
         self.options = options or RunnerOptions()
-        _check_chunks(self.options, namespace)
+        _check_options(self.options, namespace)
         self.loaded, self.namespace = loaded, namespace
         limits = StoreLimits(
             window_blocks=self.options.window_bytes // namespace.block_bytes,
@@ -107,6 +108,7 @@ class Runner:
         self._block_tokens = namespace.block_tokens
         self._sessions: list[SessionKV] = []
         self._generations = 0
+        self._closed = False
         accepted = inspect.signature(loaded.model.forward).parameters
         self._forward_options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
@@ -122,7 +124,7 @@ class Runner:
     ) -> Runner:
         """Open the store for this namespace and a runner over it. Raises ConfigError for what cannot work."""
         options = options or RunnerOptions()
-        _check_chunks(options, namespace)
+        _check_options(options, namespace)
         made: list[PagedDeviceCache] = []
 
         def make_device(pool: HostPool) -> PagedDeviceCache:
@@ -153,10 +155,13 @@ class Runner:
     ) -> Generation:
         """Continue a prompt of at least 1 token by 1 to `max_new_tokens`, each the most likely one.
 
-        Ends early after a token in `stop_tokens`. Raises ValueError for an empty prompt or a number below 1. Nothing
-        that a store does ends or changes a generation: what it cannot give is computed.
+        Ends early after a token in `stop_tokens`. Raises ValueError for an empty prompt, a number below 1, and what is
+        no token id of this model; RuntimeError once the runner is closed. Nothing that a store does ends or changes a
+        generation: what it cannot give is computed.
         """
-        prompt_tokens = len(tokens)
+        self._check_open()
+        ids = self._checked(tokens)
+        prompt_tokens = len(ids)
         if prompt_tokens < 1 or max_new_tokens < 1:
             raise ValueError(
                 f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones: both must be 1 or more"
@@ -164,7 +169,7 @@ class Runner:
         self._generations += 1
         session = _Session(
             request_id or f"generation-{self._generations}",
-            tokens,
+            ids,
             max_new_tokens,
             self._borrow(prompt_tokens + max_new_tokens),
         )
@@ -199,25 +204,45 @@ class Runner:
 
     def reserve(self, session_tokens: int) -> None:
         """Make the buffer for sessions of up to this many tokens now, so that no generation pays for it."""
+        self._check_open()
         self._borrow(session_tokens)
 
     def flush(self) -> None:
         """Wait until everything kept so far is stored."""
+        self._check_open()
         self.store.flush()
 
     def drop_device(self) -> int:
         """Forget the hot blocks, after the store has got what it lacks; returns how many there were."""
+        self._check_open()
         return self.store.drop_device()
 
     def drop_host_copies(self) -> int:
         """Forget the DRAM copies that a tier holds too; returns how many. With `drop_device`: all is cold."""
+        self._check_open()
         self.store.flush()
         return self.store.engine.drop_host_copies()
 
     def close(self) -> None:
-        """Store what waits, and close the engine and its tiers."""
-        self.store.flush()
-        self.store.close()
+        """Store what waits, and close the engine and its tiers. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.store.flush()
+        finally:
+            self.store.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the runner is closed: open another one")
+
+    def _checked(self, tokens: Tokens) -> npt.NDArray[np.uint32]:
+        """The prompt as uint32 [tokens], each of them an id that the model has."""
+        ids, vocabulary = token_ids(tokens), self.loaded.facts.vocabulary
+        if len(ids) and int(ids.max()) >= vocabulary:
+            raise ValueError(f"token id {int(ids.max())} is not one of the {vocabulary} of {self.loaded.name}")
+        return ids
 
     # ---- the steps of a generation
 
@@ -286,12 +311,12 @@ class Runner:
 class _Session:
     """The tokens of one generation and where it stands."""
 
-    def __init__(self, request_id: str, tokens: Tokens, max_new_tokens: int, kv: SessionKV) -> None:
+    def __init__(self, request_id: str, prompt: npt.NDArray[np.uint32], max_new_tokens: int, kv: SessionKV) -> None:
         self.request_id, self.kv = request_id, kv
-        self.prompt_tokens = self.length = len(tokens)
+        self.prompt_tokens = self.length = len(prompt)
         self.ids: npt.NDArray[np.uint32] = np.empty(self.length + max_new_tokens, dtype=np.uint32)
         """[prompt + max_new_tokens]; valid up to `length`."""
-        self.ids[: self.length] = tokens
+        self.ids[: self.length] = prompt
         self.kept_blocks = 0
         """Leading blocks that the store has, or has been handed."""
 
@@ -328,7 +353,18 @@ def device_cache(loaded: LoadedModel, namespace: Namespace, pool: HostPool, opti
     )
 
 
-def _check_chunks(options: RunnerOptions, namespace: Namespace) -> None:
+def _check_options(options: RunnerOptions, namespace: Namespace) -> None:
+    if namespace.block_tokens < 1:
+        raise ConfigError(f"a block must have 1 token or more, not {namespace.block_tokens}")
+    if not (math.isfinite(options.half_life) and options.half_life > 0):
+        raise ConfigError(f"half_life must be a number of accesses above 0, not {options.half_life}")
+    if not (math.isfinite(options.load_deadline_s * 1e9) and options.load_deadline_s >= 0):
+        raise ConfigError(f"load_deadline_s must be a number of seconds, 0 or more, not {options.load_deadline_s}")
+    if options.window_bytes < 1 or options.backlog_bytes < 0:
+        raise ConfigError(
+            f"window_bytes must be 1 or more and backlog_bytes 0 or more, not {options.window_bytes} and "
+            f"{options.backlog_bytes}"
+        )
     if options.chunk_tokens < 1 or options.chunk_tokens % namespace.block_tokens:
         raise ConfigError(
             f"chunk_tokens must be a multiple of the {namespace.block_tokens} tokens of a block, "
