@@ -76,23 +76,23 @@ MUTANTS = (
     ),
     Mutant(
         "cancelled-load-counts", "loads.py",
-        "        load.limit = 0\n        if not load.started:",
+        "        self._cut(load, 0)\n        if not load.started:",
         "        if not load.started:",
     ),
     Mutant(
         "waiters-forgotten", "loads.py",
-        "                load.parked.remove(position)\n                load.ready.append(position)",
+        "                load.parked.remove(position)\n                self._make_ready(load, position)",
         "                load.parked.remove(position)",
     ),
     Mutant(
         "tail-pins-starve-the-head", "loads.py",
-        "            if source == HOST:\n                self._take_from_host(load, position)",
-        "            if source == HOST and position == 0:\n                self._take_from_host(load, position)",
+        "            elif source == HOST:\n                self._take_from_host(load, position)",
+        "            elif source == HOST and position == 0:\n                self._take_from_host(load, position)",
     ),
     Mutant(
         "keep-claim-of-lost-block", "loads.py",
-        "            if outcome in _WITHDRAWN and self._index.is_ready(key, tier):",
-        "            if outcome in _WITHDRAWN and self._index.is_evictable(key, tier):",
+        "            if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):",
+        "            if self._is_disproved(key, tier, outcome) and self._index.is_evictable(key, tier):",
     ),
     Mutant(
         "believe-a-failed-delete", "stores.py",

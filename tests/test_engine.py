@@ -14,6 +14,7 @@ from forebay.errors import ConfigError, InvariantBroken
 from forebay.events import Dropped, Event, JobEnded, Reason, Refused, Totals
 from forebay.hostpool import HostPool
 from forebay.keys import block_keys
+from forebay.loads import Loads
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.lru import LRU
 from forebay.ports import Tier
@@ -427,3 +428,75 @@ def test_a_policy_that_proposes_nonsense_is_not_followed(place: str) -> None:
 def test_options_that_cannot_work_are_refused(options: EngineOptions, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make_world(options=options)
+
+
+def test_a_block_that_cannot_be_read_twice_is_written_anew() -> None:
+    world = make_world()
+    world.store(PROMPT[:5])
+    disk = world.tiers["disk"]
+    read = disk.read
+    disk.read = lambda keys, into: [  # type: ignore[method-assign]
+        Outcome.FAILED if key == PROMPT[2] else read([key], [view])[0] for key, view in zip(keys, into, strict=True)
+    ]
+    for name in ("once", "twice"):
+        world.engine.drop_host_copies()
+        assert world.load(name, PROMPT[:5]) == 2
+    assert world.plan("third", PROMPT[:5]).hit_blocks == 2
+    world.engine.cancel_load("third")
+    disk.read = read  # type: ignore[method-assign]
+    world.store(PROMPT[:5])
+    world.engine.drop_host_copies()
+    assert world.load("mended", PROMPT[:5]) == 5
+    assert world.count(JobKind.WRITE, "disk") == 6
+    world.engine.check_idle()
+
+
+def test_one_failed_read_does_not_cost_the_block() -> None:
+    world = make_world(wrap=lambda tier: FaultTier(tier, FaultPlan(seed=1)))
+    world.store(PROMPT[:5])
+    world.engine.drop_host_copies()
+    disk = world.tiers["disk"]
+    read = disk.read
+    disk.read = lambda keys, into: [Outcome.FAILED] * len(keys)  # type: ignore[method-assign]
+    assert world.load("unlucky", PROMPT[:5]) == 0
+    disk.read = read  # type: ignore[method-assign]
+    assert world.load("again", PROMPT[:5]) == 5
+    disk.read = lambda keys, into: [Outcome.FAILED] * len(keys)  # type: ignore[method-assign]
+    world.engine.drop_host_copies()
+    assert world.load("unlucky again", PROMPT[:5]) == 0
+    disk.read = read  # type: ignore[method-assign]
+    assert world.load("and again", PROMPT[:5]) == 5
+
+
+def test_a_shared_tier_that_never_answers_is_not_asked_without_end() -> None:
+    world = make_world(shared=("disk",), options=EngineOptions(probe_deadline_s=1e-9))
+    world.executor._cost_ns = lambda job: 10**15
+    unanswered = 0
+    for number in range(100):
+        request = Request(f"r{number}", PROMPT)
+        unanswered += world.engine.plan_load(request) is None
+        world.engine.wait(world.executor.now_ns() + 1_000)
+        world.engine.cancel_load(request.request_id)
+    assert unanswered == 8
+    assert len(world.engine._stage.jobs) == 8
+
+
+def test_starting_many_loads_costs_each_of_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(slots=4)
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    granted = 0
+    grant = Loads._grant
+
+    def counting(loads: Loads, load: object) -> None:
+        nonlocal granted
+        granted += 1
+        grant(loads, load)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Loads, "_grant", counting)
+    blocks = world.lend(0, 5)
+    for number in range(200):
+        world.engine.start_load(world.plan(f"r{number}", PROMPT[number % 30 :][:5]), blocks)
+    assert granted <= 2 * 200
+    assert {loaded.blocks for loaded in world.settle()} == {5}
+    world.engine.check_idle()

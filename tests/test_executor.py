@@ -111,3 +111,14 @@ def test_a_job_for_which_no_thread_can_be_started_fails_once(monkeypatch: pytest
     executor.close()
     assert ended == {1: Outcome.FAILED, 2: Outcome.OK}
     assert executor.poll() == []
+
+
+def test_in_a_fork_every_job_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads do not survive a fork: without this a load in the child would wait for ever."""
+    executor = ThreadExecutor()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        executor.submit(job(1), done)
+    (result,) = executor.poll()
+    assert result.outcomes == {KEY: Outcome.FAILED}
+    executor.close()

@@ -37,6 +37,8 @@ from forebay.types import (
     Request,
 )
 
+_MOST_OVERDUE_PROBES = 8
+
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     batch_blocks: int = 32
@@ -133,6 +135,8 @@ class Engine:
     def _is_probed(self, request: Request, known_blocks: int) -> bool:
         """Whether the shared tiers have said what they hold past the known blocks, or had their time to say it."""
         probe = self._probes.get(request.request_id)
+        if probe is None and self._is_hung():
+            return True
         if probe is None:
             probe = _Probe(self.now_ns() + self._probe_deadline_ns, len(self._shared))
             self._probes[request.request_id] = probe
@@ -140,6 +144,11 @@ class Engine:
                 job = self._stage.probe(tier, request.keys[known_blocks:])
                 self._probe_jobs[job.job_id] = probe
         return not probe.open_jobs or self.now_ns() >= probe.deadline_ns
+
+    def _is_hung(self) -> bool:
+        """Whether the shared tiers owe so many answers that asking more would only pile up questions."""
+        now_ns = self.now_ns()
+        return sum(now_ns >= probe.deadline_ns for probe in self._probe_jobs.values()) >= _MOST_OVERDUE_PROBES
 
     def _on_probed(self, result: JobResult) -> None:
         tier = result.job.tier

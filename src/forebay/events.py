@@ -18,6 +18,8 @@ class Reason(Enum):
     """The host engine or an operator asked for it."""
     MISSING = "missing"
     CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+    """Two reads in a row failed."""
     NO_SLOT = "no free host slot"
     NOT_ADMITTED = "not admitted"
     NO_ROOM = "tier full, nothing evictable"

@@ -6,6 +6,7 @@ Separate groups, so that a slow write cannot hold up a read, nor one tier anothe
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ class ThreadExecutor:
 
     def __init__(self, threads_per_lane: int = 2) -> None:
         self._threads_per_lane = threads_per_lane
+        self._pid = os.getpid()
         self._lanes: dict[tuple[str, JobKind], ThreadPoolExecutor] = {}
         self._ended: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._collected: list[JobResult] = []
@@ -32,6 +34,9 @@ class ThreadExecutor:
         return time.monotonic_ns()
 
     def submit(self, job: Job, work: Work) -> None:
+        if os.getpid() != self._pid:  # a fork has no threads: everything is a miss there, at once
+            self._end(job, _failed(job), self.now_ns())
+            return
         lane = self._lanes.get((job.tier, job.kind))
         if lane is None:
             name = f"forebay-{job.tier}-{job.kind.value}"

@@ -23,8 +23,12 @@ from forebay.planner import source_of
 from forebay.stage import Stage
 from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Loaded, LoadPlan, Outcome
 
-_WITHDRAWN = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
-"""Outcomes of a read after which the tier is known not to hold the block."""
+_WITHDRAWN = {
+    Outcome.MISSING: Reason.MISSING,
+    Outcome.CORRUPT: Reason.CORRUPT,
+    Outcome.FAILED: Reason.UNREADABLE,
+}
+"""Outcomes of a read after which the tier may be known not to give the block."""
 
 
 @dataclass(slots=True)
@@ -65,9 +69,15 @@ class Loads:
     def __init__(self, stage: Stage, batch_blocks: int) -> None:
         self._stage, self._index, self._batch_blocks = stage, stage.index, batch_blocks
         self._loads: dict[str, _Load] = {}
+        self._queue: dict[str, _Load] = {}
+        """Started loads with positions that wait for a slot, in the order of their starts."""
+        self._touched: dict[str, _Load] = {}
+        """Started loads that something has happened to since the last `advance`."""
         self._waiters: defaultdict[BlockKey, list[tuple[_Load, int]]] = defaultdict(list)
         self._in_transit: set[BlockKey] = set()
         """Blocks whose slot was granted to a load and that have not reached its device."""
+        self._failed_once: set[tuple[BlockKey, str]] = set()
+        """Blocks whose last read from a tier failed."""
         self._subjects: dict[JobId, _Positions] = {}
         self._ended: list[Loaded] = []
 
@@ -76,7 +86,7 @@ class Loads:
 
     @property
     def idle(self) -> bool:
-        return not (self._loads or self._ended or self._waiters or self._in_transit)
+        return not (self._loads or self._ended or self._waiters or self._in_transit or self._queue)
 
     @property
     def has_ended(self) -> bool:
@@ -107,16 +117,21 @@ class Loads:
         assert not load.started, f"request {plan.request_id} is started already"
         load.started, load.blocks = True, tuple(device_blocks[: plan.hit_blocks])
         for position, source in enumerate(load.sources):
-            if source == HOST:
+            if position >= load.limit:
+                self._release(load, position)
+            elif source == HOST:
                 self._take_from_host(load, position)  # at once and out of order: these pins hold slots
             else:
                 load.waiting.append(position)
+        if load.waiting:
+            self._queue[plan.request_id] = load
+        self._touched[plan.request_id] = load
 
     def cancel(self, request_id: str) -> None:
         load = self._loads.get(request_id)
         if load is None:
             return
-        load.limit = 0
+        self._cut(load, 0)
         if not load.started:
             del self._loads[request_id]
             for position in range(len(load.sources)):
@@ -129,9 +144,17 @@ class Loads:
     # --- progress
 
     def advance(self) -> None:
-        """Grant slots to loads in the order of their plans, copy in what is in the pool, end what is done."""
-        for load in [load for load in self._loads.values() if load.started]:
+        """Grant slots in the order of the starts, copy in what is in the pool, end what is done.
+
+        Costs what there is to do, however many loads are open.
+        """
+        for load in list(self._queue.values()):
             self._grant(load)
+            if load.waiting:
+                break  # no slot for it, and so none for those behind it
+            del self._queue[load.plan.request_id]
+        touched, self._touched = self._touched, {}
+        for load in touched.values():
             self._copy_in(load)
             if not load.open_blocks and not load.waiting:
                 self._end(load)
@@ -145,35 +168,47 @@ class Loads:
         while load.waiting:
             position = load.waiting[0]
             key, source = load.key(position), load.sources[position]
-            if position >= load.limit or source is None:
-                load.limit = min(load.limit, position)
-                self._release(load, heapq.heappop(load.waiting))
-            elif self._index.get(key, HOST) is not None:  # somebody else has brought it meanwhile, or is about to
+            assert source is not None, "a position without a source is at or past the limit, and not waiting"
+            if self._index.get(key, HOST) is not None:  # somebody else has brought it meanwhile, or is about to
                 self._release(load, heapq.heappop(load.waiting))
                 self._hold(load, position, HOST)
                 self._take_from_host(load, position)
-            else:
-                slot = self._stage.take_slot() if room > 0 and not patient else None
-                if slot is None:
-                    break
-                room -= 1
-                self._stage.reserve_host(key, slot)
-                self._in_transit.add(key)
-                reads[source].append(heapq.heappop(load.waiting))
-                load.open_blocks += 1
+                continue
+            slot = self._stage.take_slot() if room > 0 and not patient else None
+            if slot is None:
+                break
+            room -= 1
+            self._stage.reserve_host(key, slot)
+            self._in_transit.add(key)
+            reads[source].append(heapq.heappop(load.waiting))
+            load.open_blocks += 1
         for tier, positions in reads.items():
             for at in range(0, len(positions), self._batch_blocks):
                 batch = tuple(positions[at : at + self._batch_blocks])
                 job = self._stage.read(tier, [load.key(position) for position in batch])
                 self._subjects[job.job_id] = _Positions(load, batch)
 
+    def _cut(self, load: _Load, position: int) -> None:
+        """This position is lost, and with it all that follows: nothing more is read for them."""
+        load.limit = min(load.limit, position)
+        for late in [waiting for waiting in load.waiting if waiting >= load.limit]:
+            self._release(load, late)
+        load.waiting = [waiting for waiting in load.waiting if waiting < load.limit]
+        heapq.heapify(load.waiting)
+        if load.started:
+            self._touched[load.plan.request_id] = load
+
     def _take_from_host(self, load: _Load, position: int) -> None:
         """Have a position whose host copy is pinned copied in, now or when its fill has ended."""
         load.open_blocks += 1
         if self._index.is_ready(load.key(position), HOST):
-            load.ready.append(position)
+            self._make_ready(load, position)
         else:
             load.parked.add(position)
+
+    def _make_ready(self, load: _Load, position: int) -> None:
+        load.ready.append(position)
+        self._touched[load.plan.request_id] = load
 
     def on_read(self, result: JobResult) -> list[BlockKey]:
         """Apply a READ; returns the blocks that are in the host pool now."""
@@ -185,19 +220,34 @@ class Loads:
             self._release(load, position)
             if outcome is Outcome.OK:
                 arrived.append(key)
+                self._failed_once.discard((key, tier))
                 self._fill_ended(key)
                 self._hold(load, position, HOST)
-                load.ready.append(position)
+                self._make_ready(load, position)
                 continue
             self._fill_failed(key)
             load.open_blocks -= 1
             load.tried.setdefault(position, set()).add(tier)
-            if outcome in _WITHDRAWN and self._index.is_ready(key, tier):
+            if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):
                 self._stage.withdraw(key, tier, _WITHDRAWN[outcome])
             self._seek(load, position)
         self._stage.eviction[HOST].inserted(arrived)
         self._stage.eviction[tier].accessed(arrived)
         return arrived
+
+    def _is_disproved(self, key: BlockKey, tier: str, outcome: Outcome) -> bool:
+        """MISSING and CORRUPT are facts. A read that failed may have been bad luck; one that fails twice is not.
+
+        Then the next offer of the block writes it anew.
+        """
+        if outcome is not Outcome.FAILED:
+            self._failed_once.discard((key, tier))
+            return outcome is not Outcome.FULL
+        if (key, tier) in self._failed_once:
+            self._failed_once.remove((key, tier))
+            return True
+        self._failed_once.add((key, tier))
+        return False
 
     def on_copied_out(self, result: JobResult) -> list[BlockKey]:
         """Apply a COPY_OUT, a fill from the device that loads may wait for; returns the blocks in the host pool now."""
@@ -213,14 +263,15 @@ class Loads:
     def _seek(self, load: _Load, position: int) -> None:
         """Find another source for a position that lost its own; without one the load ends before it."""
         source = source_of(load.key(position), self._index, self._stage.order, load.tried.get(position, ()))
-        if source is None:
-            load.limit = min(load.limit, position)
+        if source is None or position >= load.limit:
+            self._cut(load, position)
             return
         self._hold(load, position, source)
         if load.started and source == HOST:
             self._take_from_host(load, position)
         elif load.started:
             heapq.heappush(load.waiting, position)
+            self._queue[load.plan.request_id] = load
 
     def _copy_in(self, load: _Load) -> None:
         wanted = sorted(position for position in load.ready if position < load.limit)
@@ -241,7 +292,8 @@ class Loads:
             if result.outcomes[key] is Outcome.OK:
                 load.copied[position] = 1
             else:
-                load.limit = min(load.limit, position)
+                self._cut(load, position)
+        self._touched[load.plan.request_id] = load
 
     def _leave(self, load: _Load, position: int) -> None:
         """A position is through with its host slot."""
@@ -251,6 +303,7 @@ class Loads:
 
     def _end(self, load: _Load) -> None:
         del self._loads[load.plan.request_id]
+        self._queue.pop(load.plan.request_id, None)
         leading = (bytes(load.copied[: load.limit]) + b"\0").index(0)
         self._ended.append(Loaded(load.plan.request_id, leading))
         self._stage.emit(LoadEnded(self._stage.now_ns(), load.plan.request_id, load.plan.hit_blocks, leading))
@@ -283,7 +336,7 @@ class Loads:
         for load, position in self._waiters.pop(key, ()):
             if position in load.parked:
                 load.parked.remove(position)
-                load.ready.append(position)
+                self._make_ready(load, position)
 
     def _fill_failed(self, key: BlockKey) -> None:
         """A host copy will not come: those who waited for it look elsewhere."""

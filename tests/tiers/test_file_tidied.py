@@ -153,3 +153,24 @@ def test_a_full_root_passes_its_writes_on_and_only_a_full_pool_is_full(tmp_path:
     full_roots.add(b)
     assert tier.write([key_of(50)], [filled(payload_of(50, BLOCK_BYTES))]) == [Outcome.FULL]
     tier.close()
+
+
+def test_a_file_on_a_bad_sector_is_replaced_by_the_next_write(tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    bad: set[int] = set()
+
+    def preadv(descriptor: int, parts: Sequence[memoryview], at: int) -> int:
+        if os.fstat(descriptor).st_ino in bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(descriptor, parts, at)
+
+    tier = open_tier(root, calls=replace(REAL_CALLS, preadv=preadv))
+    put(tier, [1, 2], BLOCK_BYTES)
+    bad.add(block_file(root, key_of(1)).stat().st_ino)
+    assert get(tier, 1, BLOCK_BYTES) is Outcome.FAILED
+    put(tier, [1], BLOCK_BYTES)
+    assert get(tier, 1, BLOCK_BYTES) == payload_of(1, BLOCK_BYTES)
+    untouched = block_file(root, key_of(1)).stat().st_ino
+    put(tier, [1], BLOCK_BYTES)
+    assert block_file(root, key_of(1)).stat().st_ino == untouched, "a sound block is not written again"
+    tier.close()

@@ -86,6 +86,8 @@ class Root:
         self._namespace_hex = settings.shape.namespace_digest.hex()
         self._lock = threading.RLock()
         self._said: set[str] = set()
+        self._unreadable: set[BlockKey] = set()
+        """Blocks whose last read failed with an I/O error: a write replaces them although their length is right."""
 
     # --- whether the root is there -------------------------------------------------------------
 
@@ -174,7 +176,10 @@ class Root:
             if self._falls_back(error, access):
                 return self.read(key, view, scratch)
             self._say_once(f"read {error.errno}", "root %s: reads fail: %s", self.path, error)
+            self._unreadable.add(key)
             return Outcome.FAILED
+        if self._unreadable:
+            self._unreadable.discard(key)
         return Outcome.OK
 
     def write(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
@@ -183,9 +188,9 @@ class Root:
         try:
             found = _lstat(path)
             if found is not None:
-                if self._fits(found):
+                if self._fits(found) and key not in self._unreadable:
                     return Outcome.OK
-                if not self._make_way(path, key, found, scratch):
+                if not self._fits(found) and not self._make_way(path, key, found, scratch):
                     return Outcome.FAILED
             self._publish(path, access, Claim(self._shape, key), view, scratch)
         except OSError as error:
@@ -196,6 +201,7 @@ class Root:
                 return self.write(key, view, scratch)
             self._write_failed(error)
             return Outcome.FAILED
+        self._unreadable.discard(key)
         self._write_worked()
         return Outcome.OK
 
