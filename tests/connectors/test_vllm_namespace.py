@@ -23,7 +23,7 @@ from forebay.connectors.vllm.namespace import (
 from forebay.connectors.vllm.options import (
     ConnectorOptions,
     IdentityOptions,
-    Rank,
+    Part,
     StoredTokens,
     digest_cache_path,
     read_options,
@@ -101,8 +101,8 @@ def config_of(model_dir: Path | str = "/nowhere", **changes: Any) -> SimpleNames
     return SimpleNamespace(**parts, speculative_config=None)
 
 
-def namespace(config: Any, kv: Any, rank: Rank | None = None, seed: str | None = None) -> Namespace:
-    return namespace_of(config, kv, weights_digest="ab" * 32, form=FORM, rank=rank or Rank(), seed=seed)
+def namespace(config: Any, kv: Any, part: Part | None = None, seed: str | None = None) -> Namespace:
+    return namespace_of(config, kv, weights_digest="ab" * 32, form=FORM, part=part, seed=seed)
 
 
 def test_equal_configurations_share_every_key() -> None:
@@ -122,7 +122,7 @@ def test_equal_configurations_share_every_key() -> None:
         lambda: namespace(config_of(), kv_of(spec_of(page_size_bytes=4096))),
         lambda: namespace(config_of(), SimpleNamespace(**vars(kv_of()) | {"kv_cache_layout": "BLHNC"})),
         lambda: namespace(config_of(parallel__tensor_parallel_size=2), kv_of()),
-        lambda: namespace(config_of(), kv_of(), Rank(1, 2)),
+        lambda: namespace(config_of(), kv_of(), Part(1, 2, "rank1of2")),
         lambda: namespace(config_of(), kv_of(), seed="7"),
         lambda: namespace(config_of(cache__prefix_caching_hash_algo="sha256"), kv_of()),
         lambda: namespace(config_of(model__hf_text_config=HfConfig(rope_parameters={"rope_theta": 1e4})), kv_of()),
@@ -290,7 +290,7 @@ def test_options_are_checked_by_name_and_by_sense(tmp_path: Path) -> None:
 
 def test_ranks_have_a_directory_and_a_share_of_the_limits_each(tmp_path: Path) -> None:
     options = ConnectorOptions(pool=f"{tmp_path}/pool", capacity_gib=8, host_gib=2)
-    alone, third = store_config(options, Rank()), store_config(options, Rank(2, 4))
+    alone, third = store_config(options, Part()), store_config(options, Part(2, 4, "rank2of4"))
     assert alone.tiers[0].options["roots"] == [{"path": f"{tmp_path}/pool"}]
     assert third.tiers[0].options["roots"] == [{"path": f"{tmp_path}/pool-rank2of4"}]
     assert third.tiers[0].options["capacity_bytes"] * 4 == alone.tiers[0].options["capacity_bytes"] == 8 * 2**30
@@ -302,17 +302,17 @@ def test_a_configuration_file_is_filled_in_for_each_rank(tmp_path: Path) -> None
     path = tmp_path / "store.toml"
     path.write_text(
         'host_bytes = 1000000\n[[tiers]]\nkind = "file"\n[tiers.options]\n'
-        'capacity_bytes = 1000\nroots = [{path = "/mnt/{rank}of{ranks}"}]\n'
+        'capacity_bytes = 1000\nroots = [{path = "/mnt/{part}"}]\n'
     )
     options = ConnectorOptions(config=str(path))
-    assert store_config(options, Rank(1, 2)).tiers[0].options["roots"] == [{"path": "/mnt/1of2"}]
+    assert store_config(options, Part(1, 2, "rank1of2")).tiers[0].options["roots"] == [{"path": "/mnt/rank1of2"}]
     path.write_text("host_bytes = 1000000\n")
-    assert store_config(options, Rank()).host_bytes == 1000000
+    assert store_config(options, Part()).host_bytes == 1000000
     with pytest.raises(ConfigError, match="of its own"):
-        store_config(options, Rank(1, 2))
+        store_config(options, Part(1, 2, "rank1of2"))
     path.write_text("hots_bytes = 1")
     with pytest.raises(ConfigError, match="hots_bytes"):
-        store_config(options, Rank())
+        store_config(options, Part())
 
 
 def test_importing_the_package_does_not_import_vllm() -> None:

@@ -300,6 +300,26 @@ def test_prompt_only_stores_no_generated_tokens(filled: Filled, tmp_path: Path) 
         assert len(block_files(tmp_path / "pool")) == 3
 
 
+def test_blocks_stored_by_kv_head_come_back_together_or_not_at_all(filled: Filled, tmp_path: Path) -> None:
+    by_head = {"shard_kv_heads": 1}
+    with engine(filled.model, tmp_path / "pool", extra=by_head) as filler:
+        assert filler.answer(LONG) == filled.long_answers
+        filler.check_at_rest()
+    heads = [tmp_path / f"pool-kvheads{head}to{head}of2" for head in range(2)]
+    assert [len(block_files(head)) for head in heads] == [loadable(*LONG)] * 2
+    flip_a_byte(block_files(heads[1])[0])
+    with engine(filled.model, tmp_path / "pool", extra=by_head) as running:
+        with running.growth("hit_blocks", "failed_blocks") as grown:
+            assert running.answer(LONG) == filled.long_answers
+        assert grown == {"hit_blocks": loadable(*LONG), "failed_blocks": 1}
+        running.make_cold()
+        running.end_doubts()
+        with running.growth("hit_blocks", "failed_blocks") as grown:
+            assert running.answer(LONG) == filled.long_answers
+        assert grown == {"hit_blocks": loadable(*LONG), "failed_blocks": 0}
+        running.check_at_rest()
+
+
 def test_short_hits_are_computed_if_the_operator_says_so(filled: Filled, tmp_path: Path) -> None:
     with engine(filled.model, filled.copy(tmp_path), extra={"min_load_tokens": 10 * B}) as running:
         with running.growth("hit_blocks") as grown:
@@ -329,14 +349,14 @@ def test_a_bug_of_ours_costs_the_cache_and_not_the_engine(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine(filled.model, filled.copy(tmp_path)) as running:
-        sound_poll, polls = running.worker.engine.poll, iter(range(10**6))
+        sound_poll, polls = running.worker.engines[0].poll, iter(range(10**6))
 
         def poll() -> Any:
             if next(polls) > 8:
                 raise RuntimeError("a bug")
             return sound_poll()
 
-        monkeypatch.setattr(running.worker.engine, "poll", poll)
+        monkeypatch.setattr(running.worker.engines[0], "poll", poll)
         for i, tokens in enumerate(LONG):
             running.send(f"{i}", tokens)
         running.finish()
@@ -356,6 +376,7 @@ def test_a_bug_of_ours_costs_the_cache_and_not_the_engine(
         ({"host_gib": 1e-6}, {}, "2 slots"),
         ({}, {"prefix_caching_hash_algo": "xxhash_cbor"}, "sha256_cbor"),
         ({}, {"load_format": "dummy"}, "identity"),
+        ({"shard_kv_heads": 3}, {}, "no multiple of 3"),
     ],
     ids=str,
 )

@@ -37,7 +37,7 @@ def block_file(running: Engine, pool: Path, tokens: list[int], position: int) ->
 
     hasher = get_request_block_hasher(BLOCK_TOKENS, sha256_cbor)
     request = Request("any", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
-    root = namespace_key(running.worker.handshake.namespace)
+    root = namespace_key(running.worker.handshake.parts[0].namespace)
     key = derived_key(root, request.block_hashes[position]).hex()
     return pool / root.hex() / key[:2] / f"{key}.kv"
 
@@ -98,7 +98,7 @@ class Engine:
     def settle(self) -> None:
         """Step until nothing of the connector's is under way, as an engine process does by itself."""
         give_up = time.monotonic() + 60
-        while self.core.scheduler.has_requests() or not self.worker.engine.idle:
+        while self.core.scheduler.has_requests() or not all(each.idle for each in self.worker.engines):
             self.core.step_fn()
             self.worker.side.poll()
             assert time.monotonic() < give_up, "the connector does not come to rest"
@@ -108,8 +108,9 @@ class Engine:
         self.settle()
         side, worker = self.scheduler_side, self.worker
         assert (len(side._tracked), len(side._loading), len(side._held)) == (0, 0, 0)
-        assert (worker.side.open_loads, worker.side.open_stores) == (0, 0)
-        worker.engine.check_idle()
+        assert {(part.open_loads, part.open_stores) for part in worker.side.parts} == {(0, 0)}
+        for each in worker.engines:
+            each.check_idle()
         assert self.block_pool.get_num_free_blocks() == self.block_pool.num_gpu_blocks - 1  # the null block
         assert all(block.ref_cnt == 0 for block in self.block_pool.blocks if not block.is_null)
 
@@ -117,7 +118,8 @@ class Engine:
         """The next load of every block comes from the pool's files."""
         self.settle()
         assert self.llm.reset_prefix_cache()
-        self.worker.engine.drop_host_copies()
+        for each in self.worker.engines:
+            each.drop_host_copies()
 
     def end_doubts(self) -> None:
         """As if some time had passed since a load failed."""
@@ -125,7 +127,7 @@ class Engine:
 
     def step_until_loading(self) -> None:
         for _ in range(1000):
-            if self.worker.side._loads:
+            if any(part.open_loads for part in self.worker.side.parts):
                 return
             self.step()
         raise AssertionError("nothing is loaded")

@@ -25,7 +25,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource  # type: ignore[impo
 
 from forebay.connectors.vllm.metrics import ForebayMetrics, ForebayStats
 from forebay.connectors.vllm.namespace import check_hashing, check_served
-from forebay.connectors.vllm.options import Rank, read_options
+from forebay.connectors.vllm.options import read_options
 from forebay.connectors.vllm.setup import SchedulerStack, WorkerStack, join_logs
 from forebay.connectors.vllm.wire import Handshake, StepPlan, WorkerReport
 from forebay.errors import ConfigError
@@ -68,8 +68,7 @@ class ForebayConnector(KVConnectorBase_V1):  # type: ignore[misc,unused-ignore]
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """Every worker has said whose blocks it stores: from now on there is something to look up."""
-        ranks = self._vllm_config.parallel_config.world_size
-        self._scheduler = SchedulerStack(self._options, list(metadata.values()), ranks, self._block_tokens)
+        self._scheduler = SchedulerStack(self._options, list(metadata.values()), self._block_tokens)
         if self._kv_cache_manager is not None:
             self._scheduler.side.bind_pool(self._kv_cache_manager.block_pool)
 
@@ -128,9 +127,7 @@ class ForebayConnector(KVConnectorBase_V1):  # type: ignore[misc,unused-ignore]
     # --- a worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        parallel = self._vllm_config.parallel_config
-        rank = Rank(parallel.rank, parallel.world_size)
-        self._worker = WorkerStack(self._options, self._vllm_config, self._kv_cache_config, kv_caches, rank, self._seed)
+        self._worker = WorkerStack(self._options, self._vllm_config, self._kv_cache_config, kv_caches, self._seed)
 
     def get_handshake_metadata(self) -> Handshake | None:
         return self._worker.handshake if self._worker is not None else None

@@ -41,6 +41,8 @@ class KvPages:
     """uint8 [num_blocks, layers, page_bytes] over the same memory; None where the layers are not evenly spaced."""
     num_blocks: int
     page_bytes: int
+    kernel_blocks: int = 1
+    """Blocks of the attention kernel in a page, one after the other."""
 
     @property
     def block_bytes(self) -> int:
@@ -60,7 +62,7 @@ def find_pages(kv_caches: Mapping[str, torch.Tensor], layer_names: Sequence[str]
     page_bytes = math.prod(layers[0].shape[1:])
     if any(math.prod(layer.shape[1:]) != page_bytes for layer in layers):
         raise ConfigError("the layers' KV pages differ in size: this model cannot be served")
-    return KvPages(layers, _whole(layers), num_blocks, page_bytes)
+    return KvPages(layers, _whole(layers), num_blocks, page_bytes, kv_caches[layer_names[0]].shape[0] // num_blocks)
 
 
 def _pages(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

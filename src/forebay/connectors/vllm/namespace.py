@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.connectors.vllm.digests import digest_files, weight_files
-from forebay.connectors.vllm.options import IdentityOptions, Rank
+from forebay.connectors.vllm.options import IdentityOptions, Part
 from forebay.errors import ConfigError
 from forebay.types import Namespace
 
@@ -162,9 +162,10 @@ def _model_class(model: Any) -> list[Any]:
 
 
 def namespace_of(
-    config: Any, kv: Any, *, weights_digest: str, form: BlockForm, rank: Rank, seed: str | None
+    config: Any, kv: Any, *, weights_digest: str, form: BlockForm, part: Part | None = None, seed: str | None
 ) -> Namespace:
-    """The namespace of the blocks that one rank stores. `seed` is PYTHONHASHSEED, None if unset."""
+    """The namespace of the blocks of one part, by default the only one. `seed` is PYTHONHASHSEED, None if unset."""
+    part = part or Part()
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     group = kv.kv_cache_groups[0]
     spec = group.kv_cache_spec
@@ -173,9 +174,11 @@ def namespace_of(
         "form": form.name,
         "axes": kv.kv_cache_layout or cache.kv_cache_layout,
         "attention": form.attention,
-        "spec": [type(spec).__name__, spec.block_size, spec.page_size_bytes, getattr(spec, "head_size_v", 0)],
+        "spec": [type(spec).__name__, spec.block_size, getattr(spec, "head_size_v", 0)],
+        "page": spec.page_size_bytes if part.heads is None else [part.heads.first, part.heads.end],
         "layers": list(group.layer_names),
-        "ranks": {"tp": parallel.tensor_parallel_size, "pp": parallel.pipeline_parallel_size},
+        "tp": parallel.tensor_parallel_size if part.heads is None else "any",
+        "pp": parallel.pipeline_parallel_size,
         "hash": _hash_form(cache.prefix_caching_hash_algo, seed),
     }
     return Namespace(
@@ -185,13 +188,13 @@ def namespace_of(
         kv_scales="" if cache.cache_dtype == "auto" else f"{cache.cache_dtype}/{getattr(mode, 'name', mode)}",
         rope=_canonical(_rope(config)),
         layers=len(group.layer_names),
-        kv_heads=spec.num_kv_heads,
+        kv_heads=spec.num_kv_heads if part.heads is None else part.heads.end - part.heads.first,
         head_dim=spec.head_size,
         block_tokens=form.block_tokens,
         block_bytes=form.block_bytes,
         layout=_canonical(layout),
-        shard=rank.rank,
-        shard_count=rank.ranks,
+        shard=part.index,
+        shard_count=part.count,
     )
 
 

@@ -39,16 +39,19 @@ class IdentityOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits are for the whole engine: its ranks share them evenly."""
+    """Limits are for the whole engine: its parts share them evenly."""
 
     pool: str = ""
-    """Directory of the pool. With several ranks, rank r of n uses the directory `POOL-rank{r}of{n}` beside it."""
+    """Directory of the pool. With several parts (see `Part`), each has a directory of its own beside it."""
     capacity_gib: float = 0.0
     """Room for blocks on the pool's file system, in GiB."""
     host_gib: float = 2.0
     """DRAM for blocks on their way and for recent ones, in GiB."""
     config: str = ""
-    """A TOML file of a whole store, instead of the three above. `{rank}` and `{ranks}` in it are filled in."""
+    """A TOML file of a whole store for one part, instead of the three above. `{part}` in it is filled in."""
+    shard_kv_heads: int = 0
+    """KV heads in a stored block; 0: all that a rank has. With a number, engines of every tensor-parallel size share
+    one pool, where the KV layout allows; without, each size has its own."""
     stored_tokens: StoredTokens = StoredTokens.ALL
     min_load_tokens: int = 0
     """Shorter hits are computed instead of loaded."""
@@ -61,11 +64,24 @@ class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True,
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """One worker of a vLLM engine, counted over tensor and pipeline parallelism."""
+class HeadRange:
+    """KV heads `first` up to, not including, `end`, counted over the whole model."""
 
-    rank: int = 0
-    ranks: int = 1
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is stored together: the KV of one rank, or some heads of it. A part has its own namespace and store."""
+
+    index: int = 0
+    count: int = 1
+    """Over the whole engine: all ranks of tensor and pipeline parallelism."""
+    name: str = ""
+    """Of its directory, beside the pool's; empty when there is only one part."""
+    heads: HeadRange | None = None
+    """None: all heads of a rank, in the shape that it has with this tensor-parallel size."""
 
 
 def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
@@ -78,11 +94,10 @@ def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
         raise ConfigError("kv_connector_extra_config: give either 'pool', a directory, or 'config', a TOML file")
     if options.pool and not options.capacity_gib > 0:
         raise ConfigError("kv_connector_extra_config: give 'capacity_gib', the room for blocks in the pool")
-    if not options.host_gib > 0 or not 0 <= options.held_share < 1 or options.min_load_tokens < 0:
-        raise ConfigError(
-            "kv_connector_extra_config: 'host_gib' must be positive, 'held_share' in [0, 1), "
-            "'min_load_tokens' 0 or more"
-        )
+    if not options.host_gib > 0 or not 0 <= options.held_share < 1:
+        raise ConfigError("kv_connector_extra_config: 'host_gib' must be positive and 'held_share' in [0, 1)")
+    if options.min_load_tokens < 0 or options.shard_kv_heads < 0:
+        raise ConfigError("kv_connector_extra_config: 'min_load_tokens' and 'shard_kv_heads' must be 0 or more")
     return options
 
 
@@ -93,30 +108,29 @@ def digest_cache_path(options: IdentityOptions, pool: str) -> Path | None:
     return Path(f"{pool.rstrip('/')}-weights.json") if pool else None
 
 
-def store_config(options: ConnectorOptions, rank: Rank) -> StoreConfig:
-    """The store of one rank. Raises ConfigError for a bad TOML file, or one that several ranks cannot share."""
+def store_config(options: ConnectorOptions, part: Part) -> StoreConfig:
+    """The store of one part. Raises ConfigError for a bad TOML file, or one that several parts cannot share."""
     if options.config:
-        return _from_toml(Path(options.config), rank)
-    root = options.pool if rank.ranks == 1 else f"{options.pool.rstrip('/')}-rank{rank.rank}of{rank.ranks}"
+        return _from_toml(Path(options.config), part)
+    root = f"{options.pool.rstrip('/')}-{part.name}" if part.name else options.pool
     embedded = StoreConfig.embedded(
         [root],
-        host_bytes=int(options.host_gib * GIB) // rank.ranks,
-        capacity_bytes=int(options.capacity_gib * GIB) // rank.ranks,
+        host_bytes=int(options.host_gib * GIB) // part.count,
+        capacity_bytes=int(options.capacity_gib * GIB) // part.count,
         shared=True,  # other engines may use the pool too, and the scheduler looks into it
     )
     return msgspec.structs.replace(embedded, engine=EngineOptions(probe_deadline_s=_WORKER_PROBE_DEADLINE_S))
 
 
-def _from_toml(path: Path, rank: Rank) -> StoreConfig:
+def _from_toml(path: Path, part: Part) -> StoreConfig:
     try:
         text = path.read_text()
-        if rank.ranks > 1 and "{rank}" not in text:
+        if part.count > 1 and "{part}" not in text:
             raise ConfigError(
-                f"{path}: this engine has {rank.ranks} ranks, and each needs a directory of its own: "
-                "write {rank} into the path of each root"
+                f"{path}: this engine stores {part.count} parts, and each needs a directory of its own: "
+                "write {part} into the path of each root"
             )
-        text = text.replace("{ranks}", str(rank.ranks)).replace("{rank}", str(rank.rank))
-        return msgspec.convert(tomllib.loads(text), StoreConfig)
+        return msgspec.convert(tomllib.loads(text.replace("{part}", part.name or "whole")), StoreConfig)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

@@ -8,8 +8,8 @@ A request, as far as the pool is concerned:
                                                                            |                       stored as they come
                        a failed block: vLLM recomputes from there on <-----+
 
-Device blocks that are to be stored are held, as vLLM's own prefix cache would hold them, until every rank has copied
-them out. So neither preemption nor the end of a request overwrites a block that is still being read.
+Device blocks that are to be stored are held, as vLLM's own prefix cache would hold them, until every part of them
+has been copied out. So neither preemption nor the end of a request overwrites a block that is still being read.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Held:
-    """Device blocks of a store, each with one reference of ours, until `open_ranks` is 0."""
+    """Device blocks of a store, each with one reference of ours, until `open_parts` is 0."""
 
     names: tuple[bytes, ...]
     blocks: tuple[Any, ...]
-    open_ranks: int
+    open_parts: int
     since_ns: int
     revoked: bool = False
 
@@ -80,11 +80,11 @@ class SchedulerSide:
         self,
         options: ConnectorOptions,
         block_tokens: int,
-        ranks: int,
+        parts: int,
         lookup: Lookup,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._options, self._block_tokens, self._ranks, self._clock = options, block_tokens, ranks, clock
+        self._options, self._block_tokens, self._parts, self._clock = options, block_tokens, parts, clock
         self._lookup = lookup
         self._pool: Any = None
         self._epoch = b""
@@ -216,7 +216,7 @@ class SchedulerSide:
         for name in names if self._revoked else ():
             self._revoked.pop(name, None)
         self._pool.touch(blocks)
-        self._held[self._last_number] = _Held(names, blocks, self._ranks, self._clock())
+        self._held[self._last_number] = _Held(names, blocks, self._parts, self._clock())
         absent_from = end if tracked.absent_from is None else min(max(tracked.absent_from, start), end)
         self.counts.missed_blocks += end - absent_from
         yield Store(
@@ -259,10 +259,10 @@ class SchedulerSide:
         if report.broken and not self._broken:
             log.error("a worker of Forebay has stopped: from now on everything is computed")
             self._broken = True
-        for number, ranks in report.released.items():
+        for number, parts in report.released.items():
             held = self._held[number]
-            held.open_ranks -= ranks
-            if held.open_ranks == 0:
+            held.open_parts -= parts
+            if held.open_parts == 0:
                 del self._held[number]
                 self._pool.free_blocks(reversed(held.blocks))  # tails go first, as everywhere
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from forebay.connectors.vllm.counts import Changes, flat
 from forebay.connectors.vllm.device import KvDevice, KvPages, find_pages, open_device
 from forebay.connectors.vllm.lookup import Lookup, Shard
 from forebay.connectors.vllm.namespace import BlockForm, attention_form, namespace_of, weights_identity
-from forebay.connectors.vllm.options import GIB, ConnectorOptions, Rank, digest_cache_path, store_config
+from forebay.connectors.vllm.options import GIB, ConnectorOptions, Part, digest_cache_path, store_config
+from forebay.connectors.vllm.parts import RankGeometry, caches_of, check_sharding, geometry_of, parts_of
+from forebay.connectors.vllm.rank import RankSide
 from forebay.connectors.vllm.scheduler import SchedulerSide
-from forebay.connectors.vllm.wire import Handshake
+from forebay.connectors.vllm.wire import Handshake, StoredPart
 from forebay.connectors.vllm.worker import WorkerSide
+from forebay.engine import Engine
 from forebay.errors import ConfigError
 from forebay.events import Totals
 from forebay.hostpool import HostPool
@@ -42,58 +46,85 @@ def join_logs() -> None:
 
 
 class WorkerStack:
-    """One rank's engine with everything it needs."""
+    """One rank: an engine for each of its parts, with everything they need."""
 
     def __init__(
-        self,
-        options: ConnectorOptions,
-        config: Any,
-        kv: Any,
-        kv_caches: Mapping[str, Any],
-        rank: Rank,
-        seed: str | None,
+        self, options: ConnectorOptions, config: Any, kv: Any, kv_caches: Mapping[str, Any], seed: str | None
     ) -> None:
         """May read all weight files once. Raises ConfigError for what does not go together."""
-        group = kv.kv_cache_groups[0]
-        pages = find_pages(kv_caches, group.layer_names, kv.num_blocks)
-        form = BlockForm(
-            FORM, pages.block_bytes, group.kv_cache_spec.block_size, attention_form(config, group.layer_names)
-        )
-        weights = weights_identity(config, options, digest_cache_path(options, options.pool))
-        namespace = namespace_of(config, kv, weights_digest=weights, form=form, rank=rank, seed=seed)
-        store = store_config(options, rank)
-        _log_limits(store, rank)
-        self.handshake = Handshake(rank.rank, namespace)
+        check_sharding(config, kv, options)
+        maker = _PartMaker(options, config, kv, kv_caches, seed)
+        geometry = geometry_of(config, kv)
         self.totals = Totals()
         self._changes = Changes()
-        port = _Port(pages)
-        self.engine = open_engine(store, namespace, port.open, emit=self.totals.add)
-        self.side = WorkerSide(
-            self.engine,
-            port.device,
-            namespace_key(namespace),
-            lambda: _delete_stored(store, namespace),
-            options.drain_s,
-        )
+        self.engines: list[Engine] = []
+        sides: list[WorkerSide] = []
+        stored: list[StoredPart] = []
+        for part in parts_of(geometry, options.shard_kv_heads):
+            made = maker.make(part, geometry, self.totals)
+            self.engines.append(made.engine)
+            sides.append(made.side)
+            stored.append(StoredPart(part, made.namespace))
+        self.side = RankSide(sides)
+        self.handshake = Handshake(tuple(stored))
 
     def take_numbers(self) -> dict[str, Any]:
         """What has changed since the last call, for `ForebayStats`."""
-        side = self.side
+        parts = self.side.parts
+        cut_short = sum(part.loads_cut_short for part in parts)
         sums = flat(self.totals) | {
-            "loads|complete": side.loads - side.loads_cut_short,
-            "loads|cut short": side.loads_cut_short,
-            "broken_workers": int(side.is_broken),
+            "loads|complete": sum(part.loads for part in parts) - cut_short,
+            "loads|cut short": cut_short,
+            "broken_workers": int(self.side.is_broken),
         }
         numbers: dict[str, Any] = dict(self._changes.take(sums))
-        seconds = side.take_load_seconds()
+        seconds = self.side.take_load_seconds()
         if seconds:
             numbers["load_seconds"] = seconds
         if numbers:
-            numbers |= {"queue|loads": side.open_loads, "queue|stores": side.open_stores}
+            numbers["queue|loads"] = sum(part.open_loads for part in parts)
+            numbers["queue|stores"] = sum(part.open_stores for part in parts)
         return numbers
 
     def close(self) -> None:
         self.side.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _MadePart:
+    engine: Engine
+    side: WorkerSide
+    namespace: Namespace
+
+
+class _PartMaker:
+    """What the parts of a rank have in common, found out once."""
+
+    def __init__(
+        self, options: ConnectorOptions, config: Any, kv: Any, kv_caches: Mapping[str, Any], seed: str | None
+    ) -> None:
+        self._options, self._config, self._kv, self._kv_caches, self._seed = options, config, kv, kv_caches, seed
+        self._group = kv.kv_cache_groups[0]
+        self._attention = attention_form(config, self._group.layer_names)
+        self._weights = weights_identity(config, options, digest_cache_path(options, options.pool))
+
+    def make(self, part: Part, geometry: RankGeometry, totals: Totals) -> _MadePart:
+        options = self._options
+        caches = caches_of(part, geometry, self._kv_caches)
+        pages = find_pages(caches, self._group.layer_names, self._kv.num_blocks)
+        form = BlockForm(
+            f"{FORM}/{pages.kernel_blocks}", pages.block_bytes, self._group.kv_cache_spec.block_size, self._attention
+        )
+        namespace = namespace_of(
+            self._config, self._kv, weights_digest=self._weights, form=form, part=part, seed=self._seed
+        )
+        store = store_config(options, part)
+        _log_limits(store, part)
+        port = _Port(pages)
+        engine = open_engine(store, namespace, port.open, emit=totals.add)
+        root = namespace_key(namespace)
+        side = WorkerSide(engine, port.device, root, partial(_delete_stored, store, namespace), options.drain_s)
+        return _MadePart(engine, side, namespace)
 
 
 class _Port:
@@ -114,8 +145,8 @@ class _Port:
 
 
 @dataclass(frozen=True, slots=True)
-class _RankStore:
-    """Where a rank stores, and under which namespace."""
+class _PartStore:
+    """Where a part is stored, and under which namespace."""
 
     store: StoreConfig
     namespace: Namespace
@@ -132,19 +163,16 @@ class _RankStore:
 
 
 class SchedulerStack:
-    """The scheduler's side, with a view of every rank's shard."""
+    """The scheduler's side, with a view of every part."""
 
-    def __init__(
-        self, options: ConnectorOptions, handshakes: Sequence[Handshake], ranks: int, block_tokens: int
-    ) -> None:
-        if len(handshakes) != ranks:
-            raise ConfigError(f"{len(handshakes)} of {ranks} workers have said what they store: start again")
-        self._shards = [
-            _RankStore(store_config(options, Rank(shake.rank, ranks)), shake.namespace) for shake in handshakes
-        ]
+    def __init__(self, options: ConnectorOptions, handshakes: Sequence[Handshake], block_tokens: int) -> None:
+        stored = [each for shake in handshakes for each in shake.parts]
+        if sorted(each.part.index for each in stored) != list(range(stored[0].part.count)):
+            raise ConfigError(f"only {len(stored)} of {stored[0].part.count} parts have a worker: start again")
+        self._shards = [_PartStore(store_config(options, each.part), each.namespace) for each in stored]
         self._lookup = Lookup([shard.open() for shard in self._shards], options.lookup_deadline_s)
         self._changes = Changes()
-        self.side = SchedulerSide(options, block_tokens, ranks, self._lookup)
+        self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup)
 
     def forget(self) -> None:
         """Delete what the pool holds of this model, and never again find what may still be written. May block."""
@@ -171,12 +199,12 @@ class SchedulerStack:
         self.side.close()
 
 
-def _log_limits(store: StoreConfig, rank: Rank) -> None:
+def _log_limits(store: StoreConfig, part: Part) -> None:
     capacity_bytes = sum(tier.options.get("capacity_bytes", 0) for tier in store.tiers)
     log.info(
-        "rank %d of %d: %.2f GiB of DRAM and %.2f GiB in the pool; all ranks together %.2f and %.2f GiB",
-        rank.rank, rank.ranks, store.host_bytes / GIB, capacity_bytes / GIB,
-        store.host_bytes * rank.ranks / GIB, capacity_bytes * rank.ranks / GIB,
+        "part %d of %d: %.2f GiB of DRAM and %.2f GiB in the pool; all parts together %.2f and %.2f GiB",
+        part.index + 1, part.count, store.host_bytes / GIB, capacity_bytes / GIB,
+        store.host_bytes * part.count / GIB, capacity_bytes * part.count / GIB,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from forebay.connectors.vllm.namespace import (
     namespace_of,
     weights_identity,
 )
-from forebay.connectors.vllm.options import GIB, Rank, digest_cache_path
+from forebay.connectors.vllm.options import GIB, digest_cache_path
 from forebay.connectors.vllm.region import HugePages, RegionPool
 from forebay.connectors.vllm.setup import join_logs
 from forebay.connectors.vllm.shelf import Presence, Shelf, ShelfOptions
@@ -258,7 +258,7 @@ def _namespace(configs: _Configs, spec: OffloadingSpec, options: TierOptions, bl
         attention=attention_form(engine, group.layer_names),
     )
     weights = weights_identity(engine, options, digest_cache_path(options, options.roots[0]))
-    return namespace_of(engine, kv_cache, weights_digest=weights, form=form, rank=Rank(), seed=seed)
+    return namespace_of(engine, kv_cache, weights_digest=weights, form=form, seed=seed)
 
 
 def _open_shelf(options: TierOptions, namespace: Namespace, pool: RegionPool, totals: Totals) -> Shelf:

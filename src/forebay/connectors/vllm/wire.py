@@ -2,7 +2,7 @@
 
     scheduler -> workers:   StepPlan       what to load and store, and what to give up
     workers -> scheduler:   WorkerReport   which device blocks are vLLM's again
-                            Handshake      once, at start: whose blocks a rank stores
+                            Handshake      once, at start: in which parts a rank stores its KV, and whose it is
 
 vLLM carries these; a block is named by vLLM's hash of the whole prefix up to its end.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forebay.connectors.vllm.options import Part
 from forebay.types import Namespace
 
 
@@ -27,7 +28,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """These device blocks are full once the step has run. They stay as they are until every rank has released them."""
+    """These device blocks are full once the step has run. They stay as they are until every part has released them."""
 
     number: int
     prefix: tuple[bytes, ...]
@@ -52,21 +53,28 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """Of one rank, or of several added up."""
+    """Of one part, or of several added up."""
 
     released: dict[int, int] = field(default_factory=dict)
-    """Store -> ranks that have released its blocks."""
+    """Store -> parts that have released its blocks."""
     broken: bool = False
-    """A rank has met a bug of ours and neither loads nor stores any more."""
+    """A worker has met a bug of ours and neither loads nor stores any more."""
 
     def aggregate(self, other: WorkerReport) -> WorkerReport:
         released = dict(self.released)
-        for number, ranks in other.released.items():
-            released[number] = released.get(number, 0) + ranks
+        for number, parts in other.released.items():
+            released[number] = released.get(number, 0) + parts
         return WorkerReport(released, self.broken or other.broken)
 
 
 @dataclass(frozen=True, slots=True)
-class Handshake:
-    rank: int
+class StoredPart:
+    part: Part
     namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a rank stores."""
+
+    parts: tuple[StoredPart, ...]

@@ -1,4 +1,4 @@
-"""A worker's side: one rank's engine over its own pages and its own shard of the pool.
+"""A worker's side of one part: its engine, over its own pages and its own share of the pool.
 
     load:    asked (the engine looks where the blocks are) --> started --> ended, and vLLM hears which blocks failed
     store:   waiting (no host slot yet) --> being copied out --> released: its device blocks are vLLM's again
@@ -10,7 +10,6 @@ failed, every store is released, and from then on nothing is loaded or stored.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ log = logging.getLogger("forebay.connectors.vllm")
 
 _OFFER_BLOCKS = 32
 _LINGER_NS = 1_000_000
-"""In a step without work for the model: how long to wait for something to happen, instead of spinning."""
-_LINGER_FOR_ANSWERS_S = 0.0005
 
 
 class CopyingOut(Protocol):
@@ -101,11 +98,8 @@ class WorkerSide:
         self._guarded(self._poll)
 
     def linger(self) -> None:
-        """Let others work, in a step in which the model has nothing to do."""
-        if self._loads or self._waiting or self._copying:
-            self._guarded(lambda: self._engine.wait(self._engine.now_ns() + _LINGER_NS))
-        else:
-            time.sleep(_LINGER_FOR_ANSWERS_S)
+        """Wait a moment for something to happen, in a step in which the model has nothing to do."""
+        self._guarded(lambda: self._engine.wait(self._engine.now_ns() + _LINGER_NS))
 
     def take_ended_loads(self) -> EndedLoads:
         ended = EndedLoads(frozenset(self._ended_requests), frozenset(self._failed_blocks))
