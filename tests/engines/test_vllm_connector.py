@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_connector_kit import BLOCK_TOKENS, Engine, Tokens, block_file, block_files, engine, prompt
+from vllm_connector_kit import BLOCK_TOKENS, Engine, Tokens, block_file, block_files, engine, prompt, write_adapter
 
 from forebay.errors import ConfigError
 
@@ -255,6 +255,30 @@ def test_another_form_of_block_is_another_namespace(filled: Filled, tmp_path: Pa
             assert other.answer(LONG) == expected
         assert grown == {"hit_blocks": 0}
         other.check_at_rest()
+
+
+def test_adapters_are_known_by_name_and_content(filled: Filled, tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    pool, path, with_lora = tmp_path / "pool", write_adapter(tmp_path / "adapter", 1), {"enable_lora": True}
+    first, renamed = LoRARequest("first", 1, str(path)), LoRARequest("renamed", 2, str(path))
+    with engine(filled.model, **with_lora) as plain:
+        expected = plain.answer(LONG, lora=first)
+    assert not set(expected) & set(filled.long_answers)
+    with engine(filled.model, pool, **with_lora) as running:
+        assert running.answer(LONG) == filled.long_answers
+        for adapter, hits in ((first, 0), (first, loadable(*LONG)), (renamed, 0), (None, loadable(*LONG))):
+            running.make_cold()
+            with running.growth("hit_blocks") as grown:
+                assert running.answer(LONG, lora=adapter) == (expected if adapter else filled.long_answers)
+            assert grown == {"hit_blocks": hits}
+        running.check_at_rest()
+    write_adapter(path, 2)  # trained further, and saved to the same place
+    with engine(filled.model, **with_lora) as plain:
+        expected = plain.answer(LONG, lora=first)
+    with engine(filled.model, pool, **with_lora) as running, running.growth("hit_blocks") as grown:
+        assert running.answer(LONG, lora=first) == expected
+    assert grown == {"hit_blocks": 0}
 
 
 # --- limits and options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,25 @@ Tokens = tuple[int, ...]
 def prompt(seed: int, tokens: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(VOCABULARY) for _ in range(tokens)]
+
+
+def write_adapter(path: Path, seed: int) -> Path:
+    """A LoRA adapter for the model of `make_model`, of random weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    path.mkdir(exist_ok=True)
+    draw = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(2):
+        for name, outputs in (("q_proj", 128), ("v_proj", 64)):
+            base = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{base}.lora_A.weight"] = torch.randn(8, 128, generator=draw)
+            weights[f"{base}.lora_B.weight"] = torch.randn(outputs, 8, generator=draw)
+    save_file(weights, path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
 
 
 def block_files(pool: Path) -> list[Path]:
@@ -51,10 +71,12 @@ class Engine:
 
     # --- requests
 
-    def answer(self, prompts: Sequence[list[int]], *, max_tokens: int = MAX_TOKENS, **fields: Any) -> list[Tokens]:
+    def answer(
+        self, prompts: Sequence[list[int]], *, max_tokens: int = MAX_TOKENS, lora: Any = None, **fields: Any
+    ) -> list[Tokens]:
         """Greedy tokens of all prompts, sent at once. `fields` go into each prompt, such as cache_salt."""
         asked = [{"prompt_token_ids": tokens, **fields} for tokens in prompts]
-        outputs = self.llm.generate(asked, _greedy(max_tokens), use_tqdm=False)
+        outputs = self.llm.generate(asked, _greedy(max_tokens), use_tqdm=False, lora_request=lora)
         return [tuple(each.outputs[0].token_ids) for each in outputs]
 
     def send(self, request_id: str, tokens: list[int], *, max_tokens: int = MAX_TOKENS) -> None:

@@ -141,7 +141,6 @@ class _Progress:
 @contextlib.contextmanager
 def _locked(cache: Path | None) -> Iterator[None]:
     if cache is None:
-        log.info("digests of weight files are not remembered: give 'digest_cache', a file, to start faster next time")
         yield
         return
     try:

@@ -138,6 +138,8 @@ def _files_digest(config: Any, cache: Path | None) -> str:
     files = weight_files(place)
     if not files:
         raise ConfigError(f"{place} has no weight files that could identify the model: {name_it}")
+    if cache is None:
+        log.info("digests of weight files are not remembered: give 'digest_cache', a file, to start faster next time")
     return digest_files(files, cache)
 
 

@@ -19,9 +19,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+from forebay.connectors.vllm.adapters import Adapters
 from forebay.connectors.vllm.lookup import Found, Lookup
 from forebay.connectors.vllm.options import ConnectorOptions, StoredTokens
 from forebay.connectors.vllm.wire import Load, StepPlan, Store, WorkerReport
@@ -32,6 +35,8 @@ _FREE_SHARE = 0.05
 """With fewer of its blocks free, vLLM gets back at once what is held for stores alone."""
 _HELD_NS = 5_000_000_000
 """How long a block is held for a store alone, when the pool does not keep up."""
+_ADAPTER_WAIT_NS = 10_000_000_000
+"""How long a request waits for its adapter to be read."""
 _REVOKED_BLOCKS = 2**16
 """Revoked blocks that are remembered."""
 
@@ -50,6 +55,11 @@ class _Tracked:
     load: Load | None = None
     may_load: bool = True
     may_store: bool = True
+    salt: bytes = b""
+    """What its blocks are named by besides vLLM's hash; empty for nothing."""
+    adapter: Future[bytes | None] | None = None
+    """The digest of its LoRA adapter."""
+    adapter_asked_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +71,14 @@ class _Held:
     open_parts: int
     since_ns: int
     revoked: bool = False
+
+
+class _Named(Enum):
+    """Whether a request's blocks have names."""
+
+    NOW = "now"
+    LATER = "later"
+    NEVER = "never"
 
 
 @dataclass(slots=True)
@@ -82,10 +100,11 @@ class SchedulerSide:
         block_tokens: int,
         parts: int,
         lookup: Lookup,
+        adapters: Adapters,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._options, self._block_tokens, self._parts, self._clock = options, block_tokens, parts, clock
-        self._lookup = lookup
+        self._lookup, self._adapters = lookup, adapters
         self._pool: Any = None
         self._epoch = b""
         """Set by `forget`: from then on this engine's blocks are its own, under names that nobody else has."""
@@ -119,11 +138,20 @@ class SchedulerSide:
         if tracked is None:
             tracked = self._tracked[request.request_id] = _Tracked(request)
         start = tracked.asked_from = computed_tokens // self._block_tokens
-        tracked.offered, tracked.absent_from, tracked.may_store = self._first_revoked(request, start), None, True
+        tracked.offered, tracked.absent_from, tracked.may_store = start, None, True
+        named = self._name(tracked)
+        if named is _Named.LATER:
+            self._waiting_for_answers = True
+            return None
+        if named is _Named.NEVER:
+            tracked.may_load = tracked.may_store = False
         end = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_tokens)
-        if self._broken or not tracked.may_load or start >= end:
+        if self._broken or not tracked.may_store:
             return 0
-        answer = self._lookup.ask(request.request_id, self._names(request.block_hashes[start:end]))
+        tracked.offered = self._first_revoked(tracked, start)
+        if not tracked.may_load or start >= end:
+            return 0
+        answer = self._lookup.ask(request.request_id, _names(tracked, start, end))
         if answer is None:
             self._waiting_for_answers = True
             return None
@@ -143,7 +171,7 @@ class SchedulerSide:
             return
         start, count = tracked.asked_from, external_tokens // self._block_tokens
         self._last_number += 1
-        names = self._names(request.block_hashes[start : start + count])
+        names = _names(tracked, start, start + count)
         load = Load(self._last_number, request.request_id, names, tuple(block_ids[start : start + count]))
         tracked.load, tracked.offered = load, start + count
         self._loading[request.request_id] = load
@@ -212,7 +240,7 @@ class SchedulerSide:
         if len(blocks) < end - start or any(block.is_null for block in blocks):
             return  # a null block stands for tokens whose KV is not kept
         self._last_number += 1
-        names = self._names(request.block_hashes[start:end])
+        names = _names(tracked, start, end)
         for name in names if self._revoked else ():
             self._revoked.pop(name, None)
         self._pool.touch(blocks)
@@ -244,11 +272,30 @@ class SchedulerSide:
             del self._revoked[next(iter(self._revoked))]
         return tuple(chosen)
 
-    def _first_revoked(self, request: Any, end: int) -> int:
+    def _name(self, tracked: _Tracked) -> _Named:
+        """Find out what the request's blocks are named by besides vLLM's hash: their adapter, and the epoch."""
+        adapter = b""
+        lora = getattr(tracked.request, "lora_request", None)
+        if lora is not None:
+            now_ns = self._clock()
+            if tracked.adapter is None:
+                tracked.adapter, tracked.adapter_asked_ns = self._adapters.digest(lora), now_ns
+            if not tracked.adapter.done():
+                return _Named.LATER if now_ns < tracked.adapter_asked_ns + _ADAPTER_WAIT_NS else _Named.NEVER
+            found = tracked.adapter.result()
+            if found is None:
+                return _Named.NEVER
+            adapter = found
+        tracked.salt = hashlib.sha256(bytes([len(self._epoch)]) + self._epoch + adapter).digest()
+        if not self._epoch and not adapter:
+            tracked.salt = b""
+        return _Named.NOW
+
+    def _first_revoked(self, tracked: _Tracked, end: int) -> int:
         """Position of the first block before `end` that was meant for the pool and has not gone there; else `end`."""
         if not self._revoked:
             return end
-        names = self._names(request.block_hashes[:end])
+        names = _names(tracked, 0, end)
         return next((i for i, name in enumerate(names) if name in self._revoked), end)
 
     @staticmethod
@@ -293,8 +340,12 @@ class SchedulerSide:
 
     def close(self) -> None:
         self._lookup.close()
+        self._adapters.close()
 
-    def _names(self, block_hashes: Iterable[bytes]) -> tuple[bytes, ...]:
-        if not self._epoch:
-            return tuple(bytes(block_hash) for block_hash in block_hashes)
-        return tuple(hashlib.sha256(self._epoch + block_hash).digest() for block_hash in block_hashes)
+
+def _names(tracked: _Tracked, start: int, end: int) -> tuple[bytes, ...]:
+    """Of the request's blocks in this range."""
+    hashes = tracked.request.block_hashes[start:end]
+    if not tracked.salt:
+        return tuple(bytes(block_hash) for block_hash in hashes)
+    return tuple(hashlib.sha256(tracked.salt + block_hash).digest() for block_hash in hashes)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from forebay.assemble import StoreConfig, open_engine, open_tiers
+from forebay.connectors.vllm.adapters import Adapters
 from forebay.connectors.vllm.counts import Changes, flat
 from forebay.connectors.vllm.device import KvDevice, KvPages, find_pages, open_device
 from forebay.connectors.vllm.lookup import Lookup, Shard
@@ -172,7 +173,7 @@ class SchedulerStack:
         self._shards = [_PartStore(store_config(options, each.part), each.namespace) for each in stored]
         self._lookup = Lookup([shard.open() for shard in self._shards], options.lookup_deadline_s)
         self._changes = Changes()
-        self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup)
+        self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup, Adapters())
 
     def forget(self) -> None:
         """Delete what the pool holds of this model, and never again find what may still be written. May block."""
