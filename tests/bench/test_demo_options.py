@@ -1,10 +1,15 @@
 """What is refused before a model is loaded, in one line, and with nothing changed."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from forebay.bench.demo.options import DemoOptions, check_options
+from forebay.bench.demo.prompts import Chat
 from forebay.bench.demo.texts import documents
 from forebay.bench.environment import available_memory_bytes, describe_environment
 from forebay.errors import ConfigError
@@ -37,6 +42,8 @@ def refusal(**given: object) -> str:
         ({"host_memory_bytes": 10**18}, "are free: ask for less"),
         ({"out": Path("no/parent")}, "--out:"),
         ({"pool": Path("no/parent")}, "--pool:"),
+        ({"pool": Path(os.fsdecode(b"p\xff"))}, "--pool: 'p\\udcff' is not UTF-8"),
+        ({"out": Path(os.fsdecode(b"o\xff"))}, "--out: 'o\\udcff' is not UTF-8"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -54,6 +61,50 @@ def test_a_directory_with_other_files_is_no_pool(tmp_path: Path) -> None:
 def test_a_damaged_marker_is_named(tmp_path: Path) -> None:
     (tmp_path / "forebay-pool.json").write_text("{")
     assert "forebay-pool.json is damaged" in refusal(pool=tmp_path, out=tmp_path)
+
+
+def test_a_model_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"m\xff")
+    odd.mkdir()
+    assert "--model: " in refusal(model=odd)
+
+
+@pytest.mark.parametrize("name", ["demo.json", "demo.html"])
+def test_a_directory_in_a_reports_place_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    assert f"out/{name} is a directory where a report has to go" in refusal(out=Path("out"))
+
+
+class _Odd:
+    """A tokenizer whose chat template or ids are out of order."""
+
+    def __init__(self, rendered: Callable[[], str], token: int = 1) -> None:
+        self.chat_template, self.eos_token_id = "x", 0
+        self._rendered, self._token = rendered, token
+
+    def apply_chat_template(self, turns: list[dict[str, str]], **_: object) -> str:
+        return self._rendered()
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [self._token] * len(text)
+
+
+def _model(tokenizer: object) -> Any:
+    return SimpleNamespace(
+        tokenizer=tokenizer, name="odd", facts=SimpleNamespace(vocabulary=300), model=SimpleNamespace()
+    )
+
+
+def test_a_chat_template_that_raises_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"template of odd cannot be rendered \(ZeroDivisionError") as caught:
+        Chat(_model(_Odd(lambda: str(1 // 0))))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    chat = Chat(_model(_Odd(lambda: "\0document\0", token=300)))
+    with pytest.raises(ConfigError, match="gives token id 300, and the model has 300"):
+        chat.prompt(next(iter(documents(1, first=0))), 64)
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

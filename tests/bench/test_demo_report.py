@@ -14,9 +14,10 @@ from record_kit import record
 from rich.console import Console
 
 from forebay.bench.demo.page import axis_end, render_page
-from forebay.bench.demo.report import FIGURES, encode_json, exit_code, harmless, print_report, write_files
+from forebay.bench.demo.report import FIGURES, encode_json, exit_code, print_report, write_files
 from forebay.bench.demo.results import SCHEMA, Record
 from forebay.bench.evidence import Validity
+from forebay.bench.units import harmless
 from forebay.errors import ConfigError
 
 HOSTILE = (
@@ -56,6 +57,24 @@ def test_hostile_text_stays_text_everywhere() -> None:
     assert shown.count("<script>alert(1)</script>") >= 4
     for text in (page, printed(found)):
         assert not set(text) & {"\x1b", "\x00", "\u202e"}
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "[bold]x", "slash[/red]", "x[link=file:///etc/passwd]y"])
+def test_a_models_name_is_text_in_the_table_and_unchanged_in_json(name: str) -> None:
+    found = record()
+    found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, name=name))
+    text = printed(found, width=200)
+    assert "".join(harmless(name).split()) in "".join(text.split())  # however the table wraps it
+    assert not set(text) & {"\x1b", "\x00", "\u202e"}
+    assert msgspec.json.decode(encode_json(found), type=Record).model.name == name
+
+
+def test_what_is_no_text_becomes_escapes_in_json() -> None:
+    found = record()
+    medium = msgspec.structs.replace(found.evidence.medium, source="/dev/\udcff")
+    found = msgspec.structs.replace(found, evidence=msgspec.structs.replace(found.evidence, medium=medium))
+    assert msgspec.json.decode(encode_json(found), type=Record).evidence.medium.source == "/dev/\\udcff"
+    assert parsed(render_page(found)) is not None
 
 
 @given(st.text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from forebay.bench.demo import setting
+from forebay.bench.demo import report, setting
 from forebay.bench.demo.report import FIGURES
 from forebay.bench.demo.results import Record, Way
 from forebay.bench.evidence import Kernel, ReadCounts, Validity
@@ -132,11 +133,13 @@ def test_a_pool_that_is_given_is_kept_and_found_again(demo: Demo, tmp_path: Path
 
 
 @pytest.mark.usefixtures("trusted")
-def test_a_damaged_pool_costs_a_recompute_and_is_reported(demo: Demo, tmp_path: Path) -> None:
+def test_a_damaged_pool_costs_a_recompute_and_is_reported(
+    demo: Demo, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = demo("--pool", "pool").record
     [namespace] = layout.walk_namespaces(str(tmp_path / "pool"))
-    blocks = sorted(layout.walk_blocks(str(tmp_path / "pool"), namespace), key=lambda block: block.path)
-    flipped, cut = Path(blocks[0].path), Path(blocks[-1].path)
+    blocks = sorted(layout.walk_blocks(str(tmp_path / "pool"), namespace), key=lambda block: block.mtime_ns)
+    flipped, cut = Path(blocks[0].path), Path(blocks[7].path)  # the 8 blocks of the documents were written first
     content = bytearray(flipped.read_bytes())
     content[len(content) // 2] ^= 1
     flipped.write_bytes(content)
@@ -149,9 +152,20 @@ def test_a_damaged_pool_costs_a_recompute_and_is_reported(demo: Demo, tmp_path: 
     assert found.verdict.validity is Validity.VALID
     assert [each.tokens for each in found.measurements] == [each.tokens for each in before.measurements]
     assert found.damage.lost_blocks >= 1
-    assert len(found.damage.set_aside) >= 1
+    assert sorted(Path(name).name.split(".")[0] for name in found.damage.set_aside) == sorted([flipped.stem, cut.stem])
     assert all((tmp_path / "pool" / name).exists() for name in found.damage.set_aside)
     assert any(note.startswith("Damage:") for note in found.notes)
+
+    assert run(["pool", "verify", "pool"]) == 1
+    named = [line for line in capfd.readouterr().out.splitlines() if line.startswith("damaged ")]
+    assert len(named) == 2
+    assert {path for path in (flipped, cut) for line in named if f"{path}:" in line} == {flipped, cut}
+    assert run(["pool", "verify", "pool"]) == 0
+    assert "0 damaged" in capfd.readouterr().out
+    mended = demo("--pool", "pool")
+    assert mended.code == 0
+    assert mended.record.damage.lost_blocks == 0
+    assert mended.record.pool.found_blocks == 8
 
 
 def test_a_pool_in_memory_is_invalid_and_exits_3(demo: Demo, tmp_path: Path) -> None:
@@ -222,6 +236,34 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(demo: Demo, arguments: tup
     assert said in last
     assert "Traceback" not in ended.stderr
     assert list(ended.folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("given", [(), ("--json",)])
+def test_a_report_that_cannot_be_kept_is_shown_all_the_same(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "_replace", full)
+    ended = demo(*given)
+    assert ended.code == 2
+    assert ended.stderr.splitlines()[-1].startswith("forebay: demo.json cannot be written (No space left on device)")
+    if given:
+        assert msgspec.json.decode(ended.stdout, type=Record).tokens_equal
+    else:
+        assert "TTFT p50" in ended.stdout
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text('{"model_type": "qwen3", "vocab_size": -5}')
+    assert run(["demo", *SMALL[1:], "--model", str(tmp_path / "broken"), "--out", str(tmp_path)]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"forebay: cannot load {tmp_path}/broken: ")
+    assert printed.err.count("\n") == 1
 
 
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from forebay.cli import run
+from forebay.errors import ConfigError
 from forebay.keys import block_keys, namespace_key
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, truth
 from forebay.tiers import file
 from forebay.types import Outcome
 
 Capture = pytest.CaptureFixture[str]
+HOSTILE = "\x1b[31m[bold]\u202eevil\x9b2J"
 KEYS = block_keys(NAMESPACE, range(10 * NAMESPACE.block_tokens))
 
 
@@ -177,6 +180,92 @@ def test_a_name_that_is_no_text_is_shown_with_escapes(root: Path, capsys: Captur
     root.rename(odd)
     assert run(["pool", "stat", "--json", str(odd)]) == 0
     assert json.loads(capsys.readouterr().out)["roots"][0]["root"].endswith("odd\\udcff")
+
+
+def test_what_a_namespace_says_is_printed_harmless_and_kept_in_json(tmp_path: Path, capsys: Capture) -> None:
+    namespace = dataclasses.replace(NAMESPACE, model=f"{HOSTILE}\nmodel           another")
+    options = file.Options(roots=(file.RootOptions(path=str(tmp_path / "pool")),), capacity_bytes=2**20)
+    file.build(options, namespace, bytes(namespace_key(namespace))).close()
+    assert run(["pool", "ls", str(tmp_path / "pool")]) == 0
+    text = capsys.readouterr().out
+    assert not set(text) & {"\x1b", "\u202e", "\x9b"}
+    assert sum(line.startswith("  model ") for line in text.splitlines()) == 1
+    assert "[bold]" in text
+    assert run(["pool", "ls", "--json", str(tmp_path / "pool")]) == 0
+    (listing,) = json.loads(capsys.readouterr().out)["namespaces"]
+    assert listing["fields"]["model"] == namespace.model
+
+
+def test_a_hostile_path_is_printed_harmless(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["pool", "stat", str(tmp_path / HOSTILE)]) == 2
+    assert run(["doctor", str(tmp_path / HOSTILE / "below")]) == 1
+    printed = capsys.readouterr()
+    assert "[bold]" in printed.out
+    assert "[bold]" in printed.err
+    assert not set(printed.out + printed.err) & {"\x1b", "\u202e", "\x9b"}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (Path.mkdir, "is not a regular file"),
+        (lambda marker: marker.symlink_to("nowhere"), "is a link to nothing"),
+    ],
+    ids=["fifo", "directory", "broken link"],
+)
+def test_a_marker_that_is_no_file_is_named(
+    root: Path, make: Callable[[Path], object], says: str, capsys: Capture
+) -> None:
+    marker = root / "forebay-pool.json"
+    marker.unlink()
+    make(marker)
+    assert run(["pool", "stat", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert str(marker) in said
+    assert says in said
+    options = file.Options(roots=(file.RootOptions(path=str(root)),), capacity_bytes=2**20)
+    with pytest.raises(ConfigError, match=f"{marker}.*{says}"):
+        file.build(options, NAMESPACE, bytes(namespace_key(NAMESPACE)))
+
+
+def test_every_root_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    roots = tuple(file.RootOptions(path=str(tmp_path / name)) for name in ("no/parent", "file/below"))
+    with pytest.raises(ConfigError) as caught:
+        file.build(file.Options(roots=roots, capacity_bytes=2**20), NAMESPACE, bytes(namespace_key(NAMESPACE)))
+    assert f"{tmp_path}/no/parent: No such file or directory" in str(caught.value)
+    assert f"{tmp_path}/file/below: Not a directory" in str(caught.value)
+
+
+def test_purge_says_truly_why_a_directory_stays(root: Path, capsys: Capture) -> None:
+    kept = root / namespace_key(NAMESPACE).hex()
+    (kept / "notes.txt").write_text("mine")
+    assert run(["pool", "purge", "--yes", str(root)]) == 0
+    assert f"kept {kept}: there is something in it, blocks that a store has written meanwhile or what Forebay" in (
+        capsys.readouterr().out
+    )
+    assert (kept / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [["pool", "verify"], ["pool", "ls", "--json"], ["pool", "--help"]])
+def test_a_reader_that_has_left_is_141_and_no_word(root: Path, command: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "forebay", *command, *([str(root)] if "--help" not in command else [])],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_with_stderr_closed_an_error_goes_nowhere(tmp_path: Path) -> None:
+    program = f"{sys.executable} -m forebay pool stat {tmp_path} 2>&-"
+    ended = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
 
 
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), (">/dev/full", 2), ("| true", 0)])

@@ -1,5 +1,8 @@
 """Loading, identity, and the models that are refused."""
 
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +146,64 @@ def test_missing_models_are_said_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="floating-point"):
         load_model(TINY, dtype="int8")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    tiny_model().model.save_pretrained(folder)
+    return folder
+
+
+def _in_config(old: str, new: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        changed = path.read_text().replace(old, new)
+        assert changed != path.read_text()
+        path.write_text(changed)
+
+    return change
+
+
+def _cut_weights(kept_bytes: int) -> Callable[[Path], object]:
+    return lambda folder: os.truncate(folder / "model.safetensors", kept_bytes)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _cut_weights(0),
+        _cut_weights(1000),
+        _in_config('"hidden_size": 64', '"hidden_size": 128'),
+        _in_config('"hidden_size": 64', '"hidden_size": "x"'),
+        _in_config('"vocab_size": 256', '"vocab_size": -5'),
+        _in_config('"num_attention_heads": 4', '"num_attention_heads": 0'),
+        _in_config('"model_type": "qwen3"', '"model_type": "bert"'),
+        lambda folder: (folder / "config.json").write_text("[]"),
+        lambda folder: (folder / "config.json").write_text("{"),
+        lambda folder: (folder / "tokenizer.json").write_text("garbage"),
+    ],
+    ids=["empty", "cut", "other size", "no number", "vocabulary", "heads", "bert", "list", "no json", "tokenizer"],
+)
+def test_a_broken_model_is_one_line_that_names_it(
+    saved: Path, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(saved, folder)
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        load_model(Directory(folder))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith((f"cannot load {folder}: ", "BertLMHeadModel cannot be served"))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", bytes(range(256)) * 4])
+def test_a_broken_gguf_file_is_one_line_that_names_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_model(Directory(file))
+    assert str(caught.value).startswith(f"cannot load {file}: ")
 
 
 def test_chunks_must_hold_whole_blocks(tmp_path: Path) -> None:

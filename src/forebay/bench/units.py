@@ -1,8 +1,12 @@
-"""Numbers with their units, for people. Decimal everywhere (a GB is 10**9 bytes), so that sizes and rates agree."""
+"""What people read: numbers with their units, and foreign text that can do no harm.
+
+Decimal everywhere (a GB is 10**9 bytes), so that sizes and rates agree.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from forebay.errors import ConfigError
 
@@ -12,6 +16,7 @@ _FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | 
     unit.lower(): 1024 ** (power + 1) for power, unit in enumerate(_BINARY)
 }
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 NOTHING = "–"
 """Shown where there is no such figure."""
 
@@ -60,3 +65,24 @@ def factor_text(factor: float | None) -> str:
     if factor is None:
         return NOTHING
     return f"{factor:.0f}x" if factor >= 10 else f"{factor:.1f}x"
+
+
+def harmless(text: str) -> str:
+    """Text from outside, such as a model's, without the characters that steer a terminal or turn a line around."""
+    return "".join(
+        character if character in "\n\t" or (character.isprintable() and character not in _BIDI_CONTROLS) else "\ufffd"
+        for character in text
+    )
+
+
+def encodable(value: Any) -> Any:
+    """The same builtins, in which what is no text (a path need not be) is written as escapes: JSON has no other way."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {encodable(name): encodable(item) for name, item in value.items()}
+        case list() | tuple():
+            return [encodable(item) for item in value]
+        case _:
+            return value

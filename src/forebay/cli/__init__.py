@@ -1,19 +1,23 @@
 """The `forebay` command. Thin: parse, call, render. A command returns its exit code.
 
 Exit codes: 0 done; 1 the answer is no (damage found, tokens differ); 2 a bad option, path or file, in one line on
-standard error; 3 the measurement is not valid; 130 interrupted.
+standard error; 3 the measurement is not valid; 130 interrupted; 141 the reader of the output has left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 import forebay
+from forebay.bench.units import harmless
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.output import one_line
@@ -21,14 +25,46 @@ from forebay.cli.pool import pool
 from forebay.cli.vllm_args import vllm_args
 from forebay.errors import ConfigError
 
+_READER_LEFT = 128 + signal.SIGPIPE
+"""As a shell says it of a command that the signal ended."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class _ReaderLeft(Exception):
+    """A broken pipe under another name: click would make exit code 1 of it, which here means that damage was found."""
+
+
+class _Commands(click.Group):
+    def make_context(self, *given: Any, **options: Any) -> click.Context:
+        with _renamed():
+            return super().make_context(*given, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _renamed():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _renamed() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderLeft from error
+
+
+class _HarmlessLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(forebay.__version__, prog_name="forebay")
 @click.option("-v", "--verbose", count=True, help="Log more to standard error: -v decisions, -vv everything.")
 def cli(verbose: int) -> None:
     """A tiered KV-cache store for LLM inference."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_HarmlessLines("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("forebay").setLevel(level)
 
 
@@ -57,9 +93,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("forebay: interrupted", err=True)
         return 130
-    except BrokenPipeError:  # the reader of our output has left; nothing more to say to it
+    except (_ReaderLeft, BrokenPipeError):  # nothing more to say to it
         _drop_output()
-        return 0
+        return _READER_LEFT
     except OSError as error:  # a path that cannot be used, or an output that cannot be written
         if error.filename is None:
             _drop_output()
@@ -79,4 +115,13 @@ def _drop_output() -> None:
 
 
 def main() -> None:
+    _open_missing_streams()
     raise SystemExit(run())
+
+
+def _open_missing_streams() -> None:
+    """What was closed before we began leads nowhere: else the next file that is opened takes its number."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123

@@ -17,9 +17,11 @@ from rich.progress import Progress as Bars
 
 from forebay.bench.demo.options import DemoOptions
 from forebay.bench.demo.page import render_page
-from forebay.bench.demo.report import encode_json, exit_code, harmless, print_report, write_files
+from forebay.bench.demo.report import encode_json, exit_code, print_report, write_files
+from forebay.bench.demo.results import Record
 from forebay.bench.demo.run import Progress, run_demo, steps
-from forebay.bench.units import parse_bytes, seconds_text
+from forebay.bench.units import harmless, parse_bytes, seconds_text
+from forebay.cli.output import foreign
 from forebay.errors import ConfigError
 
 _DEFAULTS = DemoOptions()
@@ -90,13 +92,20 @@ def demo(as_json: bool, host_memory: int | None, **given: Any) -> int:
     options = DemoOptions(host_memory_bytes=host_memory, **given)
     with _terminable(), _progress(steps(options)) as progress:
         record = run_demo(options, command=("forebay", *sys.argv[1:]), progress=progress)
-    files = write_files(record, render_page(record), options.out)
+    try:
+        files = write_files(record, render_page(record), options.out)
+    finally:  # minutes of work are shown even if they cannot be kept
+        _show(record, as_json)
+    wrote = foreign(f"wrote {files[0]} and {files[1]}")
+    click.echo(f"{wrote}, in all {seconds_text(record.durations.whole_s)}", err=True)
+    return exit_code(record)
+
+
+def _show(record: Record, as_json: bool) -> None:
     if as_json:
         click.echo(encode_json(record), nl=False)
     else:
         print_report(record, Console())
-    click.echo(f"wrote {files[0]} and {files[1]}, in all {seconds_text(record.durations.whole_s)}", err=True)
-    return exit_code(record)
 
 
 @contextlib.contextmanager
@@ -139,7 +148,7 @@ class _Lines:
 
     def ended(self, done: str) -> None:
         self._done += 1
-        click.echo(f"[{self._done}/{self._total}] {harmless(done)}", err=True)
+        click.echo(f"[{self._done}/{self._total}] {foreign(done)}", err=True)
 
 
 class _Bar:

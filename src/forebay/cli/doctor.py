@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from forebay.cli.output import print_json
+from forebay.cli.output import foreign, print_json
 from forebay.tiers.file.admin import ProbeReport, Verdict, probe
 
 _MARKS = {Verdict.OK: "ok  ", Verdict.WARN: "warn", Verdict.BAD: "BAD "}
@@ -34,7 +34,7 @@ def _fields(report: ProbeReport) -> dict[str, object]:
 
 
 def _print(report: ProbeReport) -> None:
-    click.echo(report.path)
+    click.echo(foreign(report.path))
     for item in report.items:
-        click.echo(f"  {_MARKS[item.verdict]}  {item.name:14} {item.words}")
+        click.echo(f"  {_MARKS[item.verdict]}  {item.name:14} {foreign(item.words)}")
     click.echo(f"  {_MARKS[report.verdict]}  in all")

@@ -1,4 +1,4 @@
-"""How commands print: sizes with their unit, JSON for machines."""
+"""How commands print: sizes with their unit, foreign text made harmless, JSON for machines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 import msgspec
+
+from forebay.bench.units import encodable, harmless
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -20,30 +22,20 @@ def gib(quantity_bytes: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Any text on one line, with what is not text (a file name need not be) written as escapes."""
-    return _valid(" ".join(text.split()))
+    """Any text on one line, with its blanks run together."""
+    return foreign(" ".join(text.split()))
+
+
+def foreign(text: str) -> str:
+    """Text that others wrote (names, paths), as part of a line: blanks stay, and what is not text becomes escapes."""
+    valid: str = encodable(text)
+    return harmless(valid).replace("\n", "\ufffd")
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output; paths as text, enums by value, what is no text in a path as escapes."""
-    plain = _all_valid(msgspec.to_builtins(value, enc_hook=_encode))
+    plain = encodable(msgspec.to_builtins(value, enc_hook=_encode))
     click.echo(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
-
-
-def _all_valid(value: Any) -> Any:
-    match value:
-        case str():
-            return _valid(value)
-        case dict():
-            return {_all_valid(name): _all_valid(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_all_valid(item) for item in value]
-        case _:
-            return value
-
-
-def _valid(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _encode(value: Any) -> Any:

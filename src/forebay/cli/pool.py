@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forebay.cli.output import gib, print_json
+from forebay.cli.output import foreign, gib, print_json
 from forebay.tiers.file import admin
 
 
@@ -39,7 +40,7 @@ def stat(paths: tuple[Path, ...], as_json: bool) -> int:
         print_json({"roots": found})
         return 0
     for root in found:
-        click.echo(f"{root.root}")
+        click.echo(foreign(root.root))
         click.echo(f"  blocks       {root.blocks:,} in {root.namespaces} namespaces, {gib(root.stored_bytes)}")
         click.echo(f"  set aside    {root.set_aside_files} damaged files, {gib(root.set_aside_bytes)}")
         click.echo(f"  unfinished   {root.unfinished_files} files being written or left by a writer that died")
@@ -78,10 +79,10 @@ def ls(paths: tuple[Path, ...], as_json: bool) -> int:
             continue
         for name, value in dataclasses.asdict(listing.namespace).items():
             if value != "":
-                click.echo(f"  {name:16}{value}")
+                click.echo(f"  {name:16}{foreign(str(value))}")
         if len(listing.usage) > 1:
             for usage in listing.usage:
-                click.echo(f"  in {usage.root}: {usage.blocks:,} blocks, {gib(usage.stored_bytes)}")
+                click.echo(f"  in {foreign(usage.root)}: {usage.blocks:,} blocks, {gib(usage.stored_bytes)}")
     return 0
 
 
@@ -93,27 +94,40 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> int:
     Names each damaged file once, also those that reads have set aside since the last check.
     """
     total_blocks = sum(root.blocks for root in admin.stat(paths))
-    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.fields[read]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("verify", total=total_blocks, read="")
-        report = admin.verify(paths, lambda blocks, bytes_: progress.update(task, completed=blocks, read=gib(bytes_)))
+    with _progress(total_blocks) as progress:
+        report = admin.verify(paths, progress)
     if as_json:
         print_json(report)
     else:
         for damaged in report.set_aside:
-            went = f"set aside as {damaged.moved_to}" if damaged.moved_to else "removed: quarantine is full"
+            went = f"set aside as {foreign(damaged.moved_to)}" if damaged.moved_to else "removed: quarantine is full"
             if damaged.moved_to == damaged.path:
                 went = "still there: it cannot be moved"
-            click.echo(f"damaged     {damaged.path}: {damaged.reason}, found by {damaged.found_by.value}; {went}")
+            click.echo(
+                f"damaged     {foreign(damaged.path)}: {damaged.reason}, found by {damaged.found_by.value}; {went}"
+            )
         for path in report.unreadable:
-            click.echo(f"unreadable  {path}")
+            click.echo(f"unreadable  {foreign(path)}")
         for path in report.newer:
-            click.echo(f"newer       {path}: written by a later Forebay, left alone")
+            click.echo(f"newer       {foreign(path)}: written by a later Forebay, left alone")
         click.echo(
             f"{report.checked_blocks:,} blocks, {gib(report.checked_bytes)} checked: "
             f"{len(report.set_aside)} damaged, {len(report.unreadable)} unreadable"
         )
     return 1 if report.set_aside or report.unreadable else 0
+
+
+@contextlib.contextmanager
+def _progress(total_blocks: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, if that is a terminal: `progress(blocks, bytes)` so far."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda blocks, bytes_: None
+        return
+    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.fields[read]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("verify", total=total_blocks, read="")
+        yield lambda blocks, bytes_: bars.update(task, completed=blocks, read=gib(bytes_))
 
 
 @pool.command()
@@ -123,7 +137,10 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> int:
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(paths: tuple[Path, ...], as_json: bool, namespace: str | None, yes: bool) -> int:
-    """Remove blocks. The directories stay a pool; what Forebay did not make is left alone."""
+    """Remove blocks. The directories stay a pool; what Forebay did not make is left alone.
+
+    A store that has the pool open goes on writing to it.
+    """
     if not yes:
         blocks = sum(listing.blocks for listing in admin.ls(paths) if listing.digest.startswith(namespace or ""))
         if not click.confirm(f"Remove {blocks:,} blocks?", err=True):
@@ -137,5 +154,8 @@ def purge(paths: tuple[Path, ...], as_json: bool, namespace: str | None, yes: bo
         f"removed {report.removed_blocks:,} blocks, {gib(report.removed_bytes)}, of {len(report.namespaces)} namespaces"
     )
     for path in report.kept:
-        click.echo(f"kept {path}: there is something in it that Forebay did not make")
+        click.echo(
+            f"kept {foreign(path)}: there is something in it, blocks that a store has written meanwhile or what "
+            "Forebay did not make"
+        )
     return 0

@@ -63,11 +63,11 @@ def notes(
             f"The pool held {pool.found_blocks:,} of the {pool.document_blocks:,} document blocks from an earlier run: "
             f"they were reused, and {recomputed_tokens:,} document tokens had to be computed while populating."
         )
-    if damage.lost_blocks:
+    if damage.lost_blocks or damage.set_aside:
         yield (
-            f"Damage: {damage.corrupt_blocks} blocks were not what they claimed to be, {damage.missing_blocks} were "
-            f"gone and {damage.failed_reads} could not be read. They were recomputed; "
-            f"{len(damage.set_aside)} files were set aside in the pool's quarantine."
+            f"Damage: {len(damage.set_aside)} files were set aside in the pool's quarantine. Of the blocks that were "
+            f"read, {damage.corrupt_blocks} were not what they claimed to be, {damage.missing_blocks} were gone and "
+            f"{damage.failed_reads} could not be read. What was lost was recomputed."
         )
     if damage.unstored_blocks:
         yield f"{damage.unstored_blocks} blocks could not be stored."

@@ -13,6 +13,7 @@ from forebay.errors import ConfigError
 from forebay.tiers.file import layout
 
 _MOST_THREADS = 4096
+JSON_NAME, PAGE_NAME = "demo.json", "demo.html"
 _MAY_BE_IN_A_NEW_POOL = {"tmp", "quarantine", "lost+found"}
 
 
@@ -63,11 +64,24 @@ def check_options(options: DemoOptions) -> None:
             f"--host-memory asks for {bytes_text(options.host_memory_bytes)} "
             f"where {bytes_text(available_bytes)} are free: ask for less"
         )
+    for name in ("model", "pool", "out"):
+        _check_text(getattr(options, name), f"--{name}")
     _check_directory(options.out, "--out")
+    for path in (options.out / JSON_NAME, options.out / PAGE_NAME):
+        if path.is_dir() and not path.is_symlink():
+            raise ConfigError(f"--out: {path} is a directory where a report has to go; name another --out")
     if options.pool is None:
         _check_directory(Path(), "the temporary pool (or give another place with --pool)")
     else:
         _check_pool(options.pool)
+
+
+def _check_text(path: Path | None, what: str) -> None:
+    """The record names every path, and it is JSON."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: {str(path)!a} is not UTF-8; rename it, or name another one") from None
 
 
 def _check_directory(path: Path, what: str) -> None:

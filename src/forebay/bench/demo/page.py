@@ -9,10 +9,10 @@ import html
 import math
 from collections.abc import Iterable
 
-from forebay.bench.demo.report import FIGURES, evidence_text, harmless, pool_text, verdict_lines
+from forebay.bench.demo.report import FIGURES, evidence_text, pool_text, verdict_lines
 from forebay.bench.demo.results import Record, Session, Way
 from forebay.bench.evidence import Validity
-from forebay.bench.units import bytes_text, seconds_text
+from forebay.bench.units import bytes_text, harmless, seconds_text
 
 _COLOURS = {Way.RECOMPUTE: "#b5502b", Way.DISK: "#1f6f8b", Way.DRAM: "#3b8f5a"}
 

@@ -47,14 +47,13 @@ class Chat:
             )
         self._before, self._after = "", "\nAnswer:"
         if self.speaks:
-            turns = [{"role": "user", "content": _MARK}]
-            rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            self._before, mark, self._after = rendered.partition(_MARK)
+            self._before, mark, self._after = self._render(loaded.name).partition(_MARK)
             if not mark:
                 raise ConfigError(
                     f"the chat template of {loaded.name} does not show the user's message: use another model"
                 )
         generation = getattr(loaded.model, "generation_config", None)
+        self._name, self._vocabulary = loaded.name, loaded.facts.vocabulary
         self.stop_tokens = _ids(getattr(self._tokenizer, "eos_token_id", None)) | _ids(
             getattr(generation, "eos_token_id", None) if self._tokenizer is not None else None
         )
@@ -62,7 +61,7 @@ class Chat:
     def prompt(self, document: Document, document_tokens: int) -> Prompt:
         """Exactly `document_tokens` tokens of template and document, then the question.
 
-        Raises ConfigError when the text is too short, or not even the template fits.
+        Raises ConfigError when the text is too short, not even the template fits, or the tokenizer is not this model's.
         """
         before = self._encode(self._before) if self.speaks else self._beginning()
         wanted = document_tokens - len(before)
@@ -72,7 +71,13 @@ class Chat:
             )
         body = self._leading(document, wanted)
         after = self._encode(f"\n\n{document.question}{self._after}")
-        return Prompt(document, np.array([*before, *body, *after], dtype=np.uint32), document_tokens)
+        ids = [*before, *body, *after]
+        if max(ids) >= self._vocabulary:
+            raise ConfigError(
+                f"the tokenizer of {self._name} gives token id {max(ids)}, and the model has {self._vocabulary}: "
+                "use the model's own tokenizer"
+            )
+        return Prompt(document, np.array(ids, dtype=np.uint32), document_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
@@ -80,6 +85,17 @@ class Chat:
         if hasattr(self._tokenizer, "eos_token_id"):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
         return str(self._tokenizer.decode(list(tokens)))
+
+    def _render(self, name: str) -> str:
+        """One turn in the chat template, which is a program that came with the model and may fail in any way."""
+        turns = [{"role": "user", "content": _MARK}]
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            said = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"the chat template of {name} cannot be rendered ({type(error).__name__}: {said}): use another model"
+            ) from None
 
     def _leading(self, document: Document, wanted: int) -> list[int]:
         characters = wanted * _CHARACTERS_PER_TOKEN

@@ -14,12 +14,21 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from forebay.bench.demo.options import JSON_NAME, PAGE_NAME
 from forebay.bench.demo.results import Record, Summary
 from forebay.bench.evidence import Validity
-from forebay.bench.units import NOTHING, bytes_text, factor_text, rate_text, seconds_text, tokens_rate_text
+from forebay.bench.units import (
+    NOTHING,
+    bytes_text,
+    encodable,
+    factor_text,
+    harmless,
+    rate_text,
+    seconds_text,
+    tokens_rate_text,
+)
 from forebay.errors import ConfigError
 
-_BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _ANSWER_CHARACTERS = 200
 """Of an answer, what the terminal shows."""
 
@@ -51,21 +60,14 @@ def hits_text(summary: Summary) -> str:
     return ", ".join(f"{tokens:,} {source}" for source, tokens in sorted(summary.hit_tokens.items())) or "0"
 
 
-def harmless(text: str) -> str:
-    """Text from outside, such as a model's, without the characters that steer a terminal or turn a line around."""
-    return "".join(
-        character if character in "\n\t" or (character.isprintable() and character not in _BIDI_CONTROLS) else "\ufffd"
-        for character in text
-    )
-
-
 def encode_json(record: Record) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(encodable(msgspec.to_builtins(record))), indent=2) + b"\n"
 
 
 def print_report(record: Record, console: Console) -> None:
     """The finding, the table, the evidence and the answers."""
-    table = Table(title=f"{record.model.name}, sessions: {len(record.sessions)}", title_justify="left")
+    title = Text(harmless(f"{record.model.name}, sessions: {len(record.sessions)}").replace("\n", " "))
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for summary in record.summaries:
         table.add_column(summary.way.label, justify="right", overflow="fold")
@@ -96,18 +98,23 @@ def pool_text(record: Record) -> str:
 
 
 def write_files(record: Record, page: str, folder: Path) -> tuple[Path, Path]:
-    """demo.json and demo.html, each written whole or not at all. Raises ConfigError when they cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (
-            _write_whole(folder / "demo.json", encode_json(record)),
-            _write_whole(folder / "demo.html", page.encode()),
-        )
-    except OSError as error:
-        raise ConfigError(f"the report cannot be written to {folder} ({error.strerror}): name another --out") from None
+    """demo.json and demo.html, each written whole or not at all. Raises ConfigError for one that cannot be."""
+    return (
+        _write_whole(folder / JSON_NAME, encode_json(record)),
+        _write_whole(folder / PAGE_NAME, page.encode()),
+    )
 
 
 def _write_whole(path: Path, content: bytes) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another --out") from None
+    return path
+
+
+def _replace(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -120,7 +127,6 @@ def _write_whole(path: Path, content: bytes) -> Path:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
-    return path
 
 
 def _headline(record: Record) -> Text:
@@ -146,7 +152,7 @@ def _notes(record: Record) -> Text:
 def _answers(record: Record) -> Text:
     text = Text()
     for session in record.sessions:
-        text.append(f"\n\n{session.title}: {session.question}", style="bold")
+        text.append(f"\n\n{harmless(session.title)}: {harmless(session.question)}", style="bold")
         answer = " ".join(harmless(session.answer).split())
         text.append(f"\n  {answer[:_ANSWER_CHARACTERS]}{'…' if len(answer) > _ANSWER_CHARACTERS else ''}")
     text.append("\n")

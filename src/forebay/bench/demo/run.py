@@ -143,10 +143,10 @@ class _Demo:
         loaded = setting.load(self._options)
         loaded_s = time.monotonic()
         self._progress.ended(f"{loaded.name} loaded in {seconds_text(loaded_s - started_s)}")
+        set_aside = set(layout.set_aside_files(str(root)))  # first: whoever looks for a block sets aside what is none
         stage = setting.prepare(self._options, loaded, root)
         try:
             found_blocks = stage.found_blocks()
-            set_aside = set(layout.set_aside_files(str(root)))
             populated = self._populate(stage)
             populated_s = time.monotonic()
             measurements = self._measure(stage)

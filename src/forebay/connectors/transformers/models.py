@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from transformers.utils import logging as library_logging
 from forebay.errors import ConfigError
 
 from .facts import LoadedModel, adopt_model
-
-log = logging.getLogger("forebay.connectors.transformers.models")
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 """Without any of these the library makes up an empty tokenizer."""
@@ -78,22 +75,41 @@ def load_model(source: ModelSource | None = None, *, dtype: str = "float32") -> 
     """Load a model onto the CPU; without a source, the packaged one (about 20 seconds, 135 M parameters).
 
     float32 is what makes a restored and a recomputed run give equal tokens. Raises ConfigError when the files are not
-    there or cannot be read, and for models whose KV cannot be restored exactly.
+    there or make no model, whatever the library says to them, and for models whose KV cannot be restored exactly.
     """
     source = source or Packaged()
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ConfigError(f"{dtype!r} is not a floating-point type: use float32, bfloat16 or float16")
-    with _quiet():
-        match source:
-            case RandomWeights():
-                return _random(source, kind)
-            case Directory(path):
-                file = path.name if path.is_file() else None
-                return _from_disk(path.parent if file else path, file, kind)
-            case Packaged():
-                path = _packaged_file(source)
-                return _from_disk(path.parent, path.name, kind)
+    try:
+        with _quiet():
+            return _load(source, kind)
+    except ConfigError:
+        raise
+    except Exception as error:  # damaged files make the library raise anything
+        raise ConfigError(f"cannot load {_named(source)}: {_one_line(error)}") from None
+
+
+def _load(source: ModelSource, dtype: torch.dtype) -> LoadedModel:
+    match source:
+        case RandomWeights():
+            return _random(source, dtype)
+        case Directory(path):
+            file = path.name if path.is_file() else None
+            return _from_disk(path.parent if file else path, file, dtype)
+        case Packaged():
+            path = _packaged_file(source)
+            return _from_disk(path.parent, path.name, dtype)
+
+
+def _named(source: ModelSource) -> str:
+    match source:
+        case RandomWeights():
+            return f"a random {source.family}"
+        case Directory(path):
+            return str(path)
+        case Packaged():
+            return source.file
 
 
 def compute_threads() -> int:
@@ -122,17 +138,11 @@ def _from_disk(folder: Path, gguf_file: str | None, dtype: torch.dtype) -> Loade
     options: dict[str, Any] = {"local_files_only": True}
     if gguf_file:
         options["gguf_file"] = gguf_file
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"cannot load a model from {folder / (gguf_file or '')}: {_one_line(error)}") from None
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **options)
     tokenizer = None  # a model without one can still be run on token ids
     if gguf_file or any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            log.warning("the model at %s has no usable tokenizer: %s", folder, _one_line(error))
-    return adopt_model(model, tokenizer, Path(gguf_file).stem if gguf_file else folder.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+    return adopt_model(model, tokenizer, Path(gguf_file).stem if gguf_file else folder.absolute().name)
 
 
 def _random(source: RandomWeights, dtype: torch.dtype) -> LoadedModel:
@@ -176,4 +186,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """The kind of an exception and how what it says begins, if it says anything."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__

@@ -114,7 +114,8 @@ class PurgeReport:
     removed_blocks: int
     removed_bytes: int
     kept: tuple[str, ...]
-    """Directories that stay because there is something in them that Forebay did not make."""
+    """Directories that stay because there is something in them again, or still: blocks that a store has written
+    meanwhile, or what Forebay did not make."""
 
 
 def stat(roots: Sequence[Path]) -> tuple[RootStat, ...]:
@@ -162,7 +163,7 @@ def purge(roots: Sequence[Path], namespace: str | None = None) -> PurgeReport:
     """Remove all blocks, or those of one namespace, named by its digest or an unambiguous beginning of it.
 
     Only what Forebay made is removed: blocks, namespace files, quarantine (when all is purged), and directories that
-    are empty then. The root stays a pool.
+    are empty then. The root stays a pool. A store that has it open goes on writing: its new blocks stay.
     """
     marked = [root for root, _ in _marked(roots)]
     chosen = _choose(marked, namespace)
@@ -192,7 +193,11 @@ def _marked(roots: Sequence[Path]) -> list[tuple[Path, layout.Marker]]:
         try:
             marker = layout.read_marker(absolute)
         except OSError as error:
-            raise ConfigError(f"cannot read {absolute}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {error.filename or absolute}: {error.strerror}") from None
+        if marker is None and (absolute / layout.MARKER).is_symlink():
+            raise ConfigError(
+                f"{absolute / layout.MARKER} is a link to nothing: restore the marker, or name another pool"
+            )
         if marker is None:
             raise ConfigError(f"{absolute} has no {layout.MARKER}: it is not a pool of Forebay, name one that is")
         _check_listable(absolute)

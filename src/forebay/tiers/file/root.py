@@ -78,6 +78,8 @@ class Root:
         self.root_id: bytes | None = None
         """None until the marker was seen once: such a root has no place in the placement yet."""
         self.state = RootState.ABSENT
+        self.trouble = ""
+        """Why `open` left the root ABSENT."""
         access = Access.BUFFERED if settings.direct is DirectMode.NEVER else Access.DIRECT
         self.io = IoPath(access, "not tried yet", None, Locks.UNSUPPORTED)
         self._settings = settings
@@ -96,6 +98,7 @@ class Root:
         try:
             marker = layout.make_root(self._calls, self.path)
         except OSError as error:
+            self.trouble = f"{error.filename or self.path}: {error.strerror or error}"
             log.warning("root %s is absent: %s", self.path, error)
             return
         self._adopt(marker)

@@ -298,12 +298,21 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     for root in roots:
         root.open()
     if all(root.state is RootState.ABSENT for root in roots):
-        names = ", ".join(str(root.path) for root in roots)
-        raise ConfigError(f"no root of the file tier can be used ({names}): make the parent directory, or mount it")
+        reasons = "; ".join(_trouble(root) for root in roots)
+        raise ConfigError(
+            f"no root of the file tier can be used ({reasons}): mend that, such as "
+            "make the parent directory or mount the disk, or name another directory"
+        )
     known = [root.root_id for root in roots if root.root_id is not None]
     if len(set(known)) < len(known):
         raise ConfigError("two roots of the file tier have the same identity: one is a copy, name only one of them")
     return roots
+
+
+def _trouble(root: Root) -> str:
+    """Why a root could not be opened, its path included."""
+    marker = root.path / layout.MARKER
+    return f"{marker} is a link to nothing" if marker.is_symlink() and not marker.exists() else root.trouble
 
 
 def _check_options(options: Options) -> None:
