@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from forebay.connectors.vllm.region import HugePages, RegionPool
 from forebay.connectors.vllm.shelf import Ended, Presence, Shelf, ShelfOptions
+from forebay.connectors.vllm.turns import ShortTurns
 from forebay.events import Reason, Totals
 from forebay.keys import block_keys
 from forebay.policies.admit_all import AdmitAll
@@ -257,6 +259,28 @@ def test_random_schedules(seed: int) -> None:
     assert not lent
     assert sorted(free) == list(range(32))
     world.shelf.check_idle()
+
+
+def test_turns_are_short_only_while_loads_are_in_flight() -> None:
+    usual_s = sys.getswitchinterval()
+    turns = ShortTurns(usual_s / 10)
+    turns.begin()
+    turns.begin()
+    turns.end()
+    assert sys.getswitchinterval() < usual_s
+    turns.end()
+    assert sys.getswitchinterval() == usual_s
+    turns.begin()
+    turns.close()
+    assert sys.getswitchinterval() == usual_s
+
+
+def test_turns_can_be_left_alone() -> None:
+    usual_s = sys.getswitchinterval()
+    turns = ShortTurns(0.0)
+    turns.begin()
+    assert sys.getswitchinterval() == usual_s
+    turns.end()
 
 
 def test_the_region_can_be_let_go_of() -> None:

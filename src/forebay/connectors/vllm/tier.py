@@ -49,6 +49,7 @@ from forebay.connectors.vllm.region import HugePages, RegionPool
 from forebay.connectors.vllm.setup import join_logs
 from forebay.connectors.vllm.shelf import Presence, Shelf, ShelfOptions
 from forebay.connectors.vllm.tier_options import Eviction, TierOptions, read_tier_options
+from forebay.connectors.vllm.turns import ShortTurns
 from forebay.errors import ConfigError
 from forebay.events import Totals
 from forebay.executor import ThreadExecutor
@@ -109,6 +110,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         self._sent: dict[int, _Sent] = {}
         self._shelf = _open_shelf(options, namespace, self._pool, self._totals)
         self._huge_pages = HugePages(primary_kv_view)
+        self._turns = ShortTurns(options.turn_s)
         log.info(
             "pool %s: %.2f GiB of it used, %.2f GiB at most for all ranks together, in blocks of %d bytes (%d tokens)",
             ", ".join(options.roots), self._shelf.used_bytes / GIB, options.capacity_gib,
@@ -147,12 +149,15 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
     def submit_load(self, job_metadata: TransferJob, expedited: bool = False) -> None:
         """`expedited` is of vLLM 0.33; loads never queue behind stores here."""
         keys, slots = self._note_job(job_metadata)
+        self._turns.begin()
         self._shelf.load(job_metadata.job_id, keys, slots)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results: list[JobResult] = []
         for ended in self._shelf.poll():
             sent = self._sent.pop(ended.task)
+            if sent.is_load:
+                self._turns.end()
             good = tuple(key for key, own in sent.keys.items() if own not in ended.failed)
             results.append(
                 JobResult(
@@ -172,6 +177,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         """Finish what was submitted, then let go of vLLM's memory, which it unmaps next."""
         self._huge_pages.close()
         self._shelf.close()
+        self._turns.close()
         self._pool.release()
 
     # --- metrics

@@ -34,6 +34,9 @@ class TierOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_o
     eviction: Eviction = Eviction.LRU
     lookup_deadline_s: float = 0.25
     """How long a request waits to hear what other engines have stored, before it goes on with what is known."""
+    turn_s: float = 0.0002
+    """While blocks are loaded, how long a thread of the scheduler's process keeps the interpreter from the others; 0:
+    as long as it does otherwise."""
     locality: Literal["LOCAL", "REMOTE"] | None = None
     """What a request's `load_tiers` filter is matched with."""
     file: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -52,8 +55,8 @@ def read_tier_options(given: Mapping[str, Any]) -> TierOptions:
         raise ConfigError(f"{_WHERE}: {error}") from None
     if not options.capacity_gib > 0:
         raise ConfigError(f"{_WHERE}: 'capacity_gib' must be positive, the room for blocks")
-    if not options.lookup_deadline_s >= 0:
-        raise ConfigError(f"{_WHERE}: 'lookup_deadline_s' must be 0 or more seconds")
+    if not (options.lookup_deadline_s >= 0 and options.turn_s >= 0):
+        raise ConfigError(f"{_WHERE}: 'lookup_deadline_s' and 'turn_s' must be 0 or more seconds")
     if taken := _SET_HERE & options.file.keys():
         raise ConfigError(f"{_WHERE}: {', '.join(sorted(taken))} cannot be set in 'file': leave it out there")
     return options
