@@ -300,8 +300,8 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     if all(root.state is RootState.ABSENT for root in roots):
         reasons = "; ".join(_trouble(root) for root in roots)
         raise ConfigError(
-            f"no root of the file tier can be used ({reasons}): mend that, such as "
-            "make the parent directory or mount the disk, or name another directory"
+            f"no root of the file tier can be used ({reasons}): make the parent directory, mount the disk, or name "
+            "another directory"
         )
     known = [root.root_id for root in roots if root.root_id is not None]
     if len(set(known)) < len(known):
