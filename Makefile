@@ -53,4 +53,4 @@ docs: $(VENV)/.installed ## serve the documentation locally
 	$(BIN)/mkdocs serve
 
 clean: ## remove the environment and all that tools left
-	rm -rf $(VENV) build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENGINES) demo.json demo.html build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -64,8 +64,9 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return cls(host_bytes=host_bytes, tiers=(TierConfig(kind="file", options=options),))
 
 
-def read_config(path: Path) -> StoreConfig:
+def read_config(path: Path | str) -> StoreConfig:
     """Read a TOML file. Raises ConfigError with the file, the field and what is wrong with it."""
+    path = Path(path)
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), StoreConfig)
     except OSError as error:

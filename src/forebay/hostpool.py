@@ -27,6 +27,7 @@ ALIGNMENT = 4096
 
 HUGE_PAGE_BYTES = 2 * 2**20
 _TOUCH_THREADS = 4
+_WORTH_A_WARNING_BYTES = 64 * 2**20
 
 
 def slot_bytes(block_bytes: int) -> int:
@@ -63,6 +64,11 @@ class HostPool:
         self._free = [Slot(i) for i in reversed(range(slots))]
         self._is_free = bytearray(b"\1" * slots)
         self.memory = PoolMemory(self.slab.nbytes, _huge_bytes(self.slab.ctypes.data, self.slab.nbytes))
+        if self.memory.slab_bytes >= _WORTH_A_WARNING_BYTES and self.memory.huge_bytes < self.memory.slab_bytes // 2:
+            log.warning(
+                "only %.2f of the %.2f GiB of the host pool are in huge pages: direct reads will be slower",
+                self.memory.huge_bytes / 2**30, self.memory.slab_bytes / 2**30,
+            )  # fmt: skip
         log.info(
             "host pool: %d slots of %d bytes, %.2f GiB in all, %.2f GiB of it in huge pages",
             slots, self.slot_bytes, self.memory.slab_bytes / 2**30, self.memory.huge_bytes / 2**30,

@@ -125,6 +125,25 @@ def test_doctor_says_what_a_root_gets(tmp_path: Path, capsys: Capture) -> None:
     assert list(tmp_path.iterdir()) == [], "the doctor leaves nothing behind"
 
 
+def test_doctor_says_when_a_path_is_not_there(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mistyped"
+    assert run(["doctor", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}\n" in text
+    assert "warn  directory" in text
+    assert run(["doctor", str(path / "deeper")]) == 1
+    assert "BAD   directory" in capsys.readouterr().out
+    assert not path.exists()
+
+
+def test_purge_without_anybody_to_ask_is_refused(root: Path) -> None:
+    command = [sys.executable, "-m", "forebay", "pool", "purge", str(root)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "give --yes" in ended.stderr
+    assert len(list(root.rglob("*.kv"))) == 10
+
+
 def test_doctor_refuses_what_cannot_be_a_root(capsys: Capture) -> None:
     assert run(["doctor", "/proc/nowhere"]) == 1
     assert "BAD   writable" in capsys.readouterr().out

@@ -175,13 +175,15 @@ def test_probe_tries_what_the_tier_will_do(tmp_path: Path) -> None:
     report = admin.probe(tmp_path)
     assert report.io is not None
     assert {item.name for item in report.items} == {
-        "writable", "medium", "direct I/O", "file locks", "space", "huge pages", "locked memory",
+        "directory", "writable", "medium", "direct I/O", "file locks", "space", "huge pages", "locked memory",
     }  # fmt: skip
     assert report.verdict is not Verdict.BAD
     assert report.free_bytes > 0
     assert report.file_system
     assert list(tmp_path.iterdir()) == []
-    assert admin.probe(tmp_path / "new").path == str(tmp_path)
+    new = admin.probe(tmp_path / "new")
+    assert (new.path, new.tried) == (str(tmp_path / "new"), str(tmp_path))
+    assert new.verdict is Verdict.WARN
 
 
 def test_probe_says_why_io_is_buffered(tmp_path: Path) -> None:
@@ -199,8 +201,9 @@ def test_probe_of_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     read_only = replace(REAL_CALLS, open=failing(os.open, lambda *_: True, errno.EROFS))
     report = admin.probe(tmp_path, read_only)
     assert report.io is None
-    assert report.items[0].verdict is Verdict.BAD
-    assert os.strerror(errno.EROFS) in report.items[0].words
+    [writable] = [item for item in report.items if item.name == "writable"]
+    assert writable.verdict is Verdict.BAD
+    assert os.strerror(errno.EROFS) in writable.words
 
 
 def test_payloads_survive_everything_that_only_looks(roots: list[Path]) -> None:

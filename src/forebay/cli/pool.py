@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forebay.cli.output import foreign, gib, print_json
+from forebay.errors import ConfigError
 from forebay.tiers.file import admin
 
 
@@ -143,7 +145,13 @@ def purge(paths: tuple[Path, ...], as_json: bool, namespace: str | None, yes: bo
     """
     if not yes:
         blocks = sum(listing.blocks for listing in admin.ls(paths) if listing.digest.startswith(namespace or ""))
-        if not click.confirm(f"Remove {blocks:,} blocks?", err=True):
+        try:
+            sure = click.confirm(f"Remove {blocks:,} blocks?", err=True)
+        except click.Abort:
+            if sys.stdin is not None and sys.stdin.isatty():
+                raise
+            raise ConfigError("nothing was removed, since nobody answered: give --yes") from None
+        if not sure:
             click.echo("nothing was removed", err=True)
             return 1
     report = admin.purge(paths, namespace)

@@ -37,7 +37,7 @@ class Packaged:
 class Directory:
     """A model saved by `save_pretrained`, or a GGUF file: `path` is the directory, or the file itself."""
 
-    path: Path
+    path: Path | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def _load(source: ModelSource, dtype: torch.dtype) -> LoadedModel:
     match source:
         case RandomWeights():
             return _random(source, dtype)
-        case Directory(path):
+        case Directory(given):
+            path = Path(given)
             file = path.name if path.is_file() else None
             return _from_disk(path.parent if file else path, file, dtype)
         case Packaged():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from forebay.errors import ConfigError
 from forebay.tiers.file.directio import REAL_CALLS, Access, Calls, IoPath, Locks, try_direct
 from forebay.tiers.file.format import PAGE_BYTES
 
@@ -37,7 +38,9 @@ class ProbeItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
     path: str
-    """The directory that was tried: the one asked for, or its parent where it does not exist yet."""
+    """What was asked for."""
+    tried: str
+    """The directory that was tried: `path`, or its parent where it does not exist yet."""
     items: tuple[ProbeItem, ...]
     io: IoPath | None
     """None when nothing could be written and read there."""
@@ -73,10 +76,12 @@ class _Trial:
 
 
 def probe(path: Path, calls: Calls = REAL_CALLS) -> ProbeReport:
-    """Really write and read a page in a temporary file there, and look at what surrounds it. Never raises OSError."""
-    directory = Path(os.path.abspath(path))  # noqa: PTH100
-    if not directory.exists():
-        directory = directory.parent
+    """Really write and read a page in a temporary file there, and look at what surrounds it.
+
+    Raises ConfigError for a path that cannot even be looked at.
+    """
+    asked = Path(os.path.abspath(path))  # noqa: PTH100
+    directory = asked if _is_there(asked) else asked.parent
     trial = _try(calls, directory)
     space = os.statvfs(directory) if directory.is_dir() else None
     mount = _mount(directory)
@@ -84,14 +89,15 @@ def probe(path: Path, calls: Calls = REAL_CALLS) -> ProbeReport:
     memlock_bytes: int | None = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if memlock_bytes == resource.RLIM_INFINITY:
         memlock_bytes = None
-    items = [_writable_item(directory, trial), _medium_item(mount)]
+    items = [_there_item(asked, directory), _writable_item(directory, trial), _medium_item(mount)]
     if trial.io is not None:
         items += [_direct_item(trial.io), _locks_item(trial.io)]
     if space is not None:
         items.append(_space_item(space))
     items += [_huge_pages_item(huge_pages), _memlock_item(memlock_bytes)]
     return ProbeReport(
-        path=str(directory),
+        path=str(asked),
+        tried=str(directory),
         items=tuple(items),
         io=trial.io,
         file_system=mount.file_system,
@@ -107,6 +113,26 @@ def _try(calls: Calls, directory: Path) -> _Trial:
         return _Trial(try_direct(calls, str(directory)), "")
     except OSError as error:
         return _Trial(None, error.strerror or str(error))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError(f"cannot look at {path}: {error.strerror}") from None
+    return True
+
+
+def _there_item(asked: Path, tried: Path) -> ProbeItem:
+    if tried == asked:
+        return ProbeItem("directory", Verdict.OK, "is there")
+    if not os.path.isdir(tried):  # noqa: PTH112
+        return ProbeItem("directory", Verdict.BAD, f"is not there, nor is {tried}: make that first, or mount it")
+    return ProbeItem(
+        "directory", Verdict.WARN, f"is not there; a store would make it in {tried}, which was tried instead"
+    )
 
 
 def _writable_item(directory: Path, trial: _Trial) -> ProbeItem:
