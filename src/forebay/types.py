@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 BlockKey = NewType("BlockKey", bytes)
 """32 bytes: SHA-256 of (parent key, tokens of the block), rooted in the digest of a whole `Namespace`."""
@@ -135,8 +135,7 @@ class JobKind(Enum):
     """ask a shared tier which blocks it holds"""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One block of a load plan: where it comes from. `source` is `HOST` or a tier's name; that copy is pinned."""
 
     key: BlockKey
