@@ -56,7 +56,7 @@ metadata.parent.mkdir()
 metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n")
 PYTHON
 
-"${pip[@]}" --editable "$repository" "$torch" "pytest>=8.3"
+"${pip[@]}" --editable "$repository" "$torch" "pytest>=8.3" "hypothesis>=6.130"
 "$bin/python" -c "import forebay, pytest, torch, vllm"
 echo "$wanted" >"$stamp"
 echo "$target is ready"
