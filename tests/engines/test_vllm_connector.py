@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_connector_kit import BLOCK_TOKENS, Engine, Tokens, block_file, block_files, engine, prompt, write_adapter
+from vllm_connector_kit import (
+    BLOCK_TOKENS,
+    Engine,
+    Tokens,
+    block_file,
+    block_files,
+    engine,
+    prompt,
+    save_model,
+    write_adapter,
+)
 
 from forebay.errors import ConfigError
 
@@ -279,6 +294,67 @@ def test_adapters_are_known_by_name_and_content(filled: Filled, tmp_path: Path) 
     with engine(filled.model, pool, **with_lora) as running, running.growth("hit_blocks") as grown:
         assert running.answer(LONG, lora=first) == expected
     assert grown == {"hit_blocks": 0}
+
+
+# --- other models, other processes
+
+
+def test_layers_with_windows_beside_full_ones_are_served(tmp_path: Path) -> None:
+    """vLLM keeps all of their tokens under a connector like this one, and then they have one kind of block table."""
+    model, pool = save_model("sliding and full", tmp_path / "model"), tmp_path / "pool"
+    with engine(model) as plain:
+        expected = plain.answer(LONG)
+    for hits in (0, loadable(*LONG)):
+        with engine(model, pool) as running:
+            with running.growth("hit_blocks", "recomputed_blocks") as grown:
+                assert running.answer(LONG) == expected
+            assert grown == {"hit_blocks": hits, "recomputed_blocks": 0}
+            running.check_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("family", "words"), [("sliding", "SlidingWindowSpec"), ("latent", "latent attention on a CPU")]
+)
+def test_models_that_cannot_be_restored_exactly_are_refused(tmp_path: Path, family: str, words: str) -> None:
+    starting = engine(save_model(family, tmp_path / "model"), tmp_path / "pool")
+    with pytest.raises(ConfigError, match=words), starting:
+        pass
+
+
+def test_two_ranks_fill_a_pool_that_one_reads(filled: Filled, tmp_path: Path) -> None:
+    """With real worker processes, and blocks stored by KV head."""
+    pool, by_head = tmp_path / "pool", {"shard_kv_heads": 1}
+    said = _in_processes(filled.model, pool, by_head, ranks=2)
+    assert said == {
+        "answers": [list(answer) for answer in filled.long_answers], "hit_blocks": 0, "recomputed_blocks": 0
+    }  # fmt: skip
+    with engine(filled.model, pool, extra=by_head) as running:
+        with running.growth("hit_blocks", "recomputed_blocks") as grown:
+            assert running.answer(LONG) == filled.long_answers
+        assert grown == {"hit_blocks": loadable(*LONG), "recomputed_blocks": 0}
+        running.check_at_rest()
+
+
+def _in_processes(model: Path, pool: Path, extra: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What an engine of its own says to LONG."""
+    out, log = pool.with_name("said"), pool.with_name("log")
+    task = {
+        "model": str(model), "pool": str(pool), "ranks": ranks, "extra": extra, "out": str(out),
+        "prompts": [[100 + i, 10 * B + 7] for i in range(4)],
+    }  # fmt: skip
+    command = [sys.executable, Path(__file__).with_name("vllm_connector_process.py"), json.dumps(task)]
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True) as process,
+    ):
+        try:
+            process.wait(timeout=240)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # workers that outlive their engine
+    assert out.exists(), log.read_text()[-3000:]
+    said: dict[str, Any] = json.loads(out.read_text())
+    return said
 
 
 # --- limits and options

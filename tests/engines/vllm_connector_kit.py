@@ -44,6 +44,39 @@ def write_adapter(path: Path, seed: int) -> Path:
     return path
 
 
+def save_model(family: str, path: Path) -> Path:
+    """A tiny model of random weights of another family than `make_model`'s."""
+    import torch
+    from transformers import (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        MistralConfig,
+        MistralForCausalLM,
+    )
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192,
+        "initializer_range": 0.3,
+    }  # fmt: skip
+    latent = {
+        "num_key_value_heads": 4, "head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    layers = ["sliding_attention", "full_attention"]
+    model = {
+        "sliding and full": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**shape, sliding_window=64, layer_types=layers)),
+        "sliding": lambda: MistralForCausalLM(MistralConfig(**shape, sliding_window=64)),
+        "latent": lambda: DeepseekV2ForCausalLM(DeepseekV2Config(**shape | latent)),
+    }[family]()
+    model.save_pretrained(path)
+    return path
+
+
 def block_files(pool: Path) -> list[Path]:
     return sorted(pool.glob("*/??/*.kv"), key=lambda path: path.stat().st_mtime_ns)
 
