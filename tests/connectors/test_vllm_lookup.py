@@ -106,6 +106,24 @@ def test_past_the_deadline_what_is_known_counts_and_the_rest_is_unknown() -> Non
     world.lookup.close()
 
 
+def test_a_hung_pool_is_soon_not_waited_for_and_counts_again_when_it_answers() -> None:
+    world = World(deadline_s=1.0)
+    world.hold(0, PREFIX)
+    world.tiers[0].open.clear()
+    for i in range(4):
+        assert world.lookup.ask(f"{i}", PREFIX) is None
+    world.now_ns += 2_000_000_000
+    assert {world.lookup.ask(f"{i}", PREFIX) for i in range(4)} == {Answer(0, Found.UNKNOWN)}
+    assert world.lookup.ask("next", PREFIX) == Answer(0, Found.UNKNOWN), "at once"
+    assert world.lookup.counts.timed_out == 5
+    world.tiers[0].open.set()
+    for _ in range(4):
+        world.lookup._threads.submit(lambda: None).result()
+    while (answer := world.lookup.ask("later", PREFIX)) is None or answer.found is not Found.ALL:
+        world.now_ns += 2_000_000_000 if answer is not None else 0
+    world.lookup.close()
+
+
 @pytest.mark.parametrize("error", [TierUnavailable("gone"), OSError("gone"), RuntimeError("a bug")], ids=repr)
 def test_a_tier_that_cannot_be_asked_gives_no_hit_and_no_certainty(error: Exception) -> None:
     world = World()

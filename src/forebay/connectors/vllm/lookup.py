@@ -25,6 +25,8 @@ _CHUNK_BLOCKS = 64
 _ANSWER_KEEPS_NS = 1_000_000_000
 _DOUBT_LASTS_NS = 30_000_000_000
 _THREADS = 2
+_MOST_LATE = 2 * _THREADS
+"""Questions past their deadline that a hung pool may owe an answer to: with more, none is asked and none waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class _Question:
     """Set last, when there is nothing more to find out."""
     answered_ns: int = 0
     dropped: bool = False
+    ended: bool = False
+    """Its thread is through with it."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class Lookup:
     ) -> None:
         self._shards, self._deadline_ns, self._clock = tuple(shards), int(deadline_s * 1e9), clock
         self._questions: dict[str, _Question] = {}
+        self._late: list[_Question] = []
         self._doubts: dict[bytes, int] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-lookup")
         self.counts = LookupCounts()
@@ -100,6 +105,7 @@ class Lookup:
             self.counts.timed_out += 1
             log.warning("the pool did not say in time what it holds of request %s: the rest is computed", request_id)
             question.found = Found.UNKNOWN
+            self._late.append(question)
         question.answered_ns = question.answered_ns or now_ns
         return Answer(question.held_blocks, question.found)
 
@@ -133,13 +139,22 @@ class Lookup:
         question = _Question(prefix, now_ns + self._deadline_ns)
         self._questions[request_id] = question
         self.counts.asked += 1
-        self._threads.submit(self._answer, question, trusted)
+        self._late = [late for late in self._late if not late.ended]
+        if len(self._late) >= _MOST_LATE:
+            self.counts.timed_out += 1
+            question.found = Found.UNKNOWN
+        else:
+            self._threads.submit(self._answer, question, trusted)
         return question
 
     # --- on a thread of its own
 
     def _answer(self, question: _Question, trusted: int) -> None:
         """`trusted`: blocks before the first that is in doubt."""
+        self._look(question, trusted)
+        question.ended = True
+
+    def _look(self, question: _Question, trusted: int) -> None:
         found = Found.ALL if trusted == len(question.prefix) else Found.UNKNOWN
         try:
             for at in range(0, trusted, _CHUNK_BLOCKS):
