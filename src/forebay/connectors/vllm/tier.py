@@ -107,6 +107,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         self._root_key = namespace_key(namespace)
         self._totals = Totals()
         self._told: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._told_levels: dict[str, int] = {}
         self._sent: dict[int, _Sent] = {}
         self._shelf = _open_shelf(options, namespace, self._pool, self._totals)
         self._huge_pages = HugePages(primary_kv_view)
@@ -193,14 +194,18 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         }
 
     def get_stats(self) -> OffloadingConnectorStats:
+        """What has changed since the last call, which comes every step."""
         stats = OffloadingConnectorStats()
         counted = _counted(self._totals)
         for (name, labels), blocks in counted.items():
             if blocks > self._told[name, labels]:
                 stats.increase_counter(name, blocks - self._told[name, labels], labels)
         self._told = counted
-        stats.set_gauge(Metric.USED, self._shelf.used_bytes)
-        stats.set_gauge(Metric.OPEN_JOBS, self._shelf.open_jobs)
+        gauges = {Metric.USED: self._shelf.used_bytes, Metric.OPEN_JOBS: self._shelf.open_jobs}
+        for name, level in gauges.items():
+            if level != self._told_levels.get(name):
+                stats.set_gauge(name, level)
+        self._told_levels = gauges
         return stats
 
     # --- keys
