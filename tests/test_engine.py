@@ -23,7 +23,19 @@ from forebay.stage import Policies
 from forebay.testing.fault import FaultPlan, FaultTier
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, ModelDevice, truth
 from forebay.tiers import memory
-from forebay.types import HOST, BlockKey, DeviceBlock, JobKind, Loaded, LoadPlan, Outcome, Request, TierSpec
+from forebay.types import (
+    HOST,
+    BlockKey,
+    Change,
+    ChangeKind,
+    DeviceBlock,
+    JobKind,
+    Loaded,
+    LoadPlan,
+    Outcome,
+    Request,
+    TierSpec,
+)
 
 SECOND_NS = 1_000_000_000
 PROMPT = block_keys(NAMESPACE, list(range(40 * NAMESPACE.block_tokens)))
@@ -499,4 +511,74 @@ def test_starting_many_loads_costs_each_of_them_once(monkeypatch: pytest.MonkeyP
         world.engine.start_load(world.plan(f"r{number}", PROMPT[number % 30 :][:5]), blocks)
     assert granted <= 2 * 200
     assert {loaded.blocks for loaded in world.settle()} == {5}
+    world.engine.check_idle()
+
+
+class Rooms:
+    """A memory tier in several places, by the first byte of a key's digest; records what each read was given."""
+
+    def __init__(self, tier: Tier, places: int) -> None:
+        self.spec, self.contains, self.write, self.delete = tier.spec, tier.contains, tier.write, tier.delete
+        self.scan, self.close, self._tier, self._places = tier.scan, tier.close, tier, places
+        self.calls: list[set[int]] = []
+
+    def route(self, key: BlockKey) -> int:
+        return key[0] % self._places
+
+    def read(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> Sequence[Outcome]:
+        self.calls.append({self.route(key) for key in keys})
+        return self._tier.read(keys, into)
+
+
+def test_each_place_of_a_routed_tier_gets_read_jobs_of_its_own() -> None:
+    rooms: list[Rooms] = []
+
+    def wrap(tier: Tier) -> Tier:
+        rooms.append(Rooms(tier, 3))
+        return rooms[0]
+
+    world = make_world(wrap=wrap)
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    assert world.load("r", PROMPT) == 40
+    assert {frozenset(call) for call in rooms[0].calls} == {frozenset({0}), frozenset({1}), frozenset({2})}
+    routes = {event.job.route for event in world.events if isinstance(event, JobEnded)}
+    assert routes == {0, 1, 2}
+
+
+class Gossip:
+    """A shared tier that hears what others did."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.spec, self.contains, self.write, self.delete = tier.spec, tier.contains, tier.write, tier.delete
+        self.scan, self.close, self.read = tier.scan, tier.close, tier.read
+        self.heard: list[Change] = []
+
+    def changes(self) -> Sequence[Change]:
+        heard, self.heard = self.heard, []
+        return heard
+
+
+def test_what_others_do_to_a_shared_tier_reaches_the_index() -> None:
+    gossips: list[Gossip] = []
+
+    def wrap(tier: Tier) -> Tier:
+        gossips.append(Gossip(tier))
+        return gossips[0]
+
+    world = make_world(wrap=wrap, shared=("disk",))
+    world.store(PROMPT[:4])
+    world.engine.drop_host_copies()
+    gone, new = PROMPT[0], PROMPT[4]
+    world.tiers["disk"].delete([gone])
+    world.tiers["disk"].write([new], [memoryview(bytearray(truth(new)))])
+    gossips[0].heard = [
+        Change(gone, BLOCK_BYTES, ChangeKind.REMOVED),
+        Change(new, BLOCK_BYTES, ChangeKind.ADDED),
+        Change(PROMPT[1], BLOCK_BYTES, ChangeKind.ADDED),  # known already
+        Change(PROMPT[9], BLOCK_BYTES, ChangeKind.REMOVED),  # never known
+    ]
+    world.settle()
+    assert world.engine.holds(PROMPT[:5]) == [False, True, True, True, True]
+    assert [event.reason for event in world.events if isinstance(event, Dropped)][-1] is Reason.REMOVED
     world.engine.check_idle()

@@ -26,6 +26,8 @@ from forebay.stores import Stores
 from forebay.types import (
     HOST,
     BlockKey,
+    Change,
+    ChangeKind,
     CopyState,
     DeviceBlock,
     JobId,
@@ -108,6 +110,7 @@ class Engine:
             return None
         self._probes.pop(request.request_id, None)
         plan = LoadPlan(request.request_id, reads, len(request.keys))
+        self._stage.policies.admission.requested(request.keys)
         if reads:
             self._loads.add(plan)
             self._stage.eviction[HOST].accessed([read.key for read in reads if read.source == HOST])
@@ -157,6 +160,14 @@ class Engine:
             if result.outcomes[key] is Outcome.OK and self._index.get(key, tier) is None:
                 self._index.adopt(key, tier, self._stage.specs[tier].stored_bytes)
                 self._stage.eviction[tier].inserted((key,))
+
+    def _on_change(self, tier: str, change: Change) -> None:
+        """Another process added or removed a block. One that is on its way from here will tell by its own job."""
+        if change.kind is ChangeKind.REMOVED and self._index.is_ready(change.key, tier):
+            self._stage.withdraw(change.key, tier, Reason.REMOVED)
+        elif change.kind is ChangeKind.ADDED and self._index.get(change.key, tier) is None:
+            self._index.adopt(change.key, tier, change.stored_bytes)
+            self._stage.eviction[tier].inserted((change.key,))
 
     # --- store
 
@@ -219,6 +230,8 @@ class Engine:
                     self._stores.on_probed(result)
                 case JobKind.PROBE:
                     self._on_probed(result)
+        for tier, change in self._stage.changes():
+            self._on_change(tier, change)
         self._loads.advance()
         return self._loads.take_ended()
 

@@ -16,6 +16,7 @@ class Reason(Enum):
     EVICTED = "evicted"
     ASKED = "asked"
     """The host engine or an operator asked for it."""
+    REMOVED = "removed by another process"
     MISSING = "missing"
     CORRUPT = "corrupt"
     UNREADABLE = "unreadable"

@@ -1,6 +1,6 @@
-"""Jobs on real threads: one small group of threads for each kind of work on each tier.
+"""Jobs on real threads: one small group of threads for each kind of work on each place of each tier.
 
-Separate groups, so that a slow write cannot hold up a read, nor one tier another.
+Separate groups, so that a slow write cannot hold up a read, nor one disk another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ThreadExecutor:
     def __init__(self, threads_per_lane: int = 2) -> None:
         self._threads_per_lane = threads_per_lane
         self._pid = os.getpid()
-        self._lanes: dict[tuple[str, JobKind], ThreadPoolExecutor] = {}
+        self._lanes: dict[tuple[str, JobKind, int], ThreadPoolExecutor] = {}
         self._ended: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._collected: list[JobResult] = []
         self._refused: set[JobId] = set()
@@ -37,11 +37,12 @@ class ThreadExecutor:
         if os.getpid() != self._pid:  # a fork has no threads: everything is a miss there, at once
             self._end(job, _failed(job), self.now_ns())
             return
-        lane = self._lanes.get((job.tier, job.kind))
+        place = (job.tier, job.kind, job.route)
+        lane = self._lanes.get(place)
         if lane is None:
-            name = f"forebay-{job.tier}-{job.kind.value}"
+            name = f"forebay-{job.tier}-{job.kind.value}-{job.route}"
             lane = ThreadPoolExecutor(self._threads_per_lane, thread_name_prefix=name)
-            self._lanes[job.tier, job.kind] = lane
+            self._lanes[place] = lane
         try:
             lane.submit(self._run, job, work)
         except RuntimeError as error:  # no thread to be had, or closed; a job that was queued all the same must not run

@@ -161,7 +161,7 @@ class Loads:
 
     def _grant(self, load: _Load) -> None:
         """Give the load's next positions a slot each and start their reads, as far as slots go."""
-        reads: defaultdict[str, list[int]] = defaultdict(list)
+        reads: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         room = self._stage.usable_slots - len(self._in_transit)
         quantum = min(self._batch_blocks, max(1, self._stage.usable_slots // 4), len(load.waiting))
         patient = room < quantum and bool(self._stage.jobs)  # more slots will come; jobs of one block are wasteful
@@ -180,9 +180,9 @@ class Loads:
             room -= 1
             self._stage.reserve_host(key, slot)
             self._in_transit.add(key)
-            reads[source].append(heapq.heappop(load.waiting))
+            reads[source, self._stage.route(source, key)].append(heapq.heappop(load.waiting))
             load.open_blocks += 1
-        for tier, positions in reads.items():
+        for (tier, _), positions in reads.items():
             for at in range(0, len(positions), self._batch_blocks):
                 batch = tuple(positions[at : at + self._batch_blocks])
                 job = self._stage.read(tier, [load.key(position) for position in batch])

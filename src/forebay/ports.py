@@ -6,9 +6,9 @@ Every method here is abstract on purpose: a new ability is a new small Protocol,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from forebay.types import BlockKey, DeviceBlock, Job, JobResult, Outcome, Stored, TierSpec
+from forebay.types import BlockKey, Change, DeviceBlock, Job, JobResult, Outcome, Stored, TierSpec
 
 View = memoryview
 """A writable, C-contiguous byte view of one host slot: at least `block_bytes` long; bytes past that are scratch."""
@@ -50,6 +50,36 @@ class Tier(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Routed(Protocol):
+    """A tier over several places that can hang or fail one without the other, such as disks.
+
+    The engine gives every place jobs of its own, so that a block on a sound one never waits for a hung one.
+    """
+
+    def route(self, key: BlockKey) -> int:
+        """The place that a read of this block goes to first. Cheap; any thread."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A tier that other processes change, and that notices in passing what they did."""
+
+    def changes(self) -> Sequence[Change]:
+        """What others added and removed since the last call, as far as it was noticed; in order. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A tier whose medium wears out, and whose owner has set a budget for that."""
+
+    def write_budget_bytes(self) -> int | None:
+        """Bytes that may be written now, over all processes on the tier; None without a budget. Never blocks."""
+        ...
+
+
 class EvictionPolicy(Protocol):
     """Ranks the blocks of one place. Sees keys, never bytes or locks; it proposes, the engine acts.
 
@@ -72,6 +102,10 @@ class EvictionPolicy(Protocol):
 
 
 class AdmissionPolicy(Protocol):
+    def requested(self, keys: Sequence[BlockKey]) -> None:
+        """A prompt was looked up: all of its full blocks, in token order."""
+        ...
+
     def admit(self, key: BlockKey, tier: TierSpec, used_bytes: int) -> bool:
         """Whether the block is worth a write to this tier."""
         ...

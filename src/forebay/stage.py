@@ -6,8 +6,8 @@ Every change to the index that frees or takes a slot, and every job, goes throug
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
@@ -15,8 +15,8 @@ from forebay.events import Dropped, EventSink, Reason
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
 from forebay.planner import by_speed
-from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier, Work
-from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
+from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Routed, Tier, Watched, Work
+from forebay.types import HOST, BlockKey, Change, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
 
 log = logging.getLogger("forebay.stage")
 
@@ -43,6 +43,8 @@ class Stage:
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
         self.eviction = policies.eviction
         self.specs = {name: tier.spec for name, tier in tiers.items()}
+        self._routed = {name: tier for name, tier in tiers.items() if isinstance(tier, Routed)}
+        self._watched = {name: tier for name, tier in tiers.items() if isinstance(tier, Watched) and tier.spec.shared}
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
@@ -104,8 +106,20 @@ class Stage:
 
     # --- jobs
 
+    def route(self, tier: str, key: BlockKey) -> int:
+        """Which of the tier's places a read of this block goes to; 0 for a tier that is one place."""
+        routed = self._routed.get(tier)
+        return routed.route(key) if routed is not None else 0
+
+    def changes(self) -> Iterator[tuple[str, Change]]:
+        """What other processes did to the shared tiers, as far as those have noticed."""
+        for name, tier in self._watched.items():
+            for change in tier.changes():
+                yield name, change
+
     def read(self, tier: str, keys: Sequence[BlockKey]) -> Job:
-        job = self._new_job(JobKind.READ, tier, keys)
+        """All keys must have the same `route`."""
+        job = replace(self._new_job(JobKind.READ, tier, keys), route=self.route(tier, keys[0]))
         views = [self.pool.view(slot) for slot in job.slots]
         return self._submit(job, partial(_by_key, self.tiers[tier].read, job.keys, views))
 
@@ -148,7 +162,7 @@ class Stage:
         self._last_job_id += 1
         slots = () if kind is JobKind.PROBE else tuple(self._slot_of(key) for key in keys)
         moved_bytes = len(slots) * self.pool.block_bytes
-        return Job(JobId(self._last_job_id), kind, tier, tuple(keys), slots, moved_bytes, evicts)
+        return Job(JobId(self._last_job_id), kind, tier, tuple(keys), slots, moved_bytes, evicts=evicts)
 
     def _submit(self, job: Job, work: Work) -> Job:
         self.jobs[job.job_id] = job

@@ -83,12 +83,24 @@ class TierSpec:
     """Other processes add and remove blocks: a block that the index does not know may still be there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class ChangeKind(Enum):
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+class Stored(NamedTuple):
     """A block that a tier found in itself when it was opened, of this namespace or of another."""
 
     key: BlockKey
     stored_bytes: int
+
+
+class Change(NamedTuple):
+    """Another process has added or removed a block of a shared tier."""
+
+    key: BlockKey
+    stored_bytes: int
+    kind: ChangeKind
 
 
 class Outcome(Enum):
@@ -171,6 +183,8 @@ class Job:
     keys: tuple[BlockKey, ...]
     slots: tuple[Slot, ...]
     moved_bytes: int
+    route: int = 0
+    """Which of a `Routed` tier's places a READ goes to. Jobs of different routes never wait for each other."""
     evicts: tuple[BlockKey, ...] = ()
     """Blocks that a WRITE deletes before it writes, so that the tier never exceeds its capacity."""
 

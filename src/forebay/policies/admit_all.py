@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from forebay.types import BlockKey, TierSpec
@@ -16,5 +18,8 @@ def build(options: Options) -> AdmitAll:
 
 
 class AdmitAll:
+    def requested(self, keys: Sequence[BlockKey]) -> None:
+        """Nothing to learn from it."""
+
     def admit(self, key: BlockKey, tier: TierSpec, used_bytes: int) -> bool:
         return True

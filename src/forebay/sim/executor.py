@@ -14,20 +14,20 @@ from forebay.types import Job, JobKind, JobResult
 
 
 class SimExecutor:
-    """Each kind of work on each tier is a lane that serves one job at a time, in order."""
+    """Each kind of work on each place of each tier is a lane that serves one job at a time, in order."""
 
     def __init__(self, cost_ns: Callable[[Job], int]) -> None:
         self._cost_ns = cost_ns
         self._now_ns = 0
         self._submitted = 0
-        self._busy_until_ns: dict[tuple[str, JobKind], int] = {}
+        self._busy_until_ns: dict[tuple[str, JobKind, int], int] = {}
         self._running: list[tuple[int, int, int, Job, Work]] = []
 
     def now_ns(self) -> int:
         return self._now_ns
 
     def submit(self, job: Job, work: Work) -> None:
-        lane = (job.tier, job.kind)
+        lane = (job.tier, job.kind, job.route)
         started_ns = max(self._now_ns, self._busy_until_ns.get(lane, 0))
         ended_ns = started_ns + self._cost_ns(job)
         self._busy_until_ns[lane] = ended_ns

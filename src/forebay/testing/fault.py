@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import TierUnavailable
-from forebay.ports import Tier, View
+from forebay.ports import Routed, Tier, View
 from forebay.types import BlockKey, Outcome, Stored, TierSpec
 
 _GARBAGE = b"\xa5"
@@ -126,6 +126,9 @@ class FaultTier:
 
     def scan(self) -> Iterator[Stored]:
         return self._tier.scan()
+
+    def route(self, key: BlockKey) -> int:
+        return self._tier.route(key) if isinstance(self._tier, Routed) else 0
 
     def close(self) -> None:
         self._tier.close()

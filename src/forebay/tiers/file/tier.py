@@ -225,6 +225,10 @@ class FileTier:
             member.readers.close()
             member.writers.close()
 
+    def route(self, key: BlockKey) -> int:
+        """A `Routed` tier: the position of the block's home among the roots."""
+        return self._in_order(key)[0].position
+
     # --- beyond the port -----------------------------------------------------------------------
 
     def describe(self) -> tuple[RootReport, ...]:
