@@ -106,8 +106,26 @@ MUTANTS = (
     ),
     Mutant(
         "stores-take-every-slot", "stage.py",
-        "self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))",
-        "self.usable_slots = pool.slots",
+        "return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)",
+        "return self.pool.slots",
+    ),
+    Mutant(
+        "pinned-slots-are-lent-again", "stage.py",
+        "return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)",
+        "return self.pool.slots - self._reserved_slots",
+        ("tests/test_pins.py",),
+    ),
+    Mutant(
+        "evict-what-is-pinned", "stage.py",
+        "            if self.pins.holds(key, place):",
+        "            if False:",
+        ("tests/test_pins.py",),
+    ),
+    Mutant(
+        "unpinned-blocks-stay-for-ever", "stage.py",
+        "                self.eviction[place].inserted((key,))\n\n    def reserve_host",
+        "                pass\n\n    def reserve_host",
+        ("tests/test_pins.py",),
     ),
     Mutant(
         "offered-block-evicted-before-its-write", "stores.py",

@@ -36,6 +36,7 @@ from forebay.types import (
     Loaded,
     LoadPlan,
     Outcome,
+    Pinned,
     Request,
 )
 
@@ -47,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Blocks a read or write job carries at most: large enough to keep a tier busy, small enough to copy in early."""
     reserve_share: float = 0.125
     """Share of the host slots that loads always leave to stores, and stores to loads; at least one slot each."""
+    pin_share: float = 0.25
+    """Share of each tier, and of the host slots that loads and stores share, that pinned blocks may take."""
     probe_deadline_s: float = 0.05
     """How long a lookup waits for a shared tier's answer before it takes the index's word."""
     full_backoff_s: float = 10.0
@@ -59,6 +62,8 @@ def check_options(options: EngineOptions) -> None:
         raise ConfigError(f"engine: batch_blocks must be 1 or more, not {options.batch_blocks}")
     if not 0 < options.reserve_share <= 0.5:
         raise ConfigError(f"engine: reserve_share must be above 0 and at most 0.5, not {options.reserve_share}")
+    if not 0 <= options.pin_share <= 0.5:
+        raise ConfigError(f"engine: pin_share must be 0 to 0.5, not {options.pin_share}")
     for name in ("probe_deadline_s", "full_backoff_s"):
         seconds = getattr(options, name)
         if not (math.isfinite(seconds) and seconds >= 0):
@@ -87,7 +92,7 @@ class Engine:
         """Takes the tiers over, with all that they hold."""
         options = options or EngineOptions()
         check_options(options)
-        self._stage = Stage(pool, tiers, policies, device, executor, emit, options.reserve_share)
+        self._stage = Stage(pool, tiers, policies, device, executor, emit, options.reserve_share, options.pin_share)
         self._index = self._stage.index
         self._loads = Loads(self._stage, options.batch_blocks)
         self._stores = Stores(self._stage, options.batch_blocks, int(options.full_backoff_s * 1e9))
@@ -191,6 +196,22 @@ class Engine:
             for key in keys:
                 if self._index.is_ready(key, tier):
                     self._stage.withdraw(key, tier, Reason.MISSING)
+
+    # --- pins
+
+    def pin(self, keys: Sequence[BlockKey]) -> Pinned:
+        """Have eviction pass over these blocks, in the host pool and in the tiers, until as many `unpin` have come.
+
+        Also for blocks that are not held yet. Bounded by `pin_share` of each place: the answer names the leading
+        blocks that are pinned, and how many of them each place keeps; the rest is refused. Pins live in this engine:
+        they end with it, and other processes on a shared tier do not know them. They hold against eviction only, not
+        against damage, an operator, or `drop_host_copies`.
+        """
+        return self._stage.pin(keys)
+
+    def unpin(self, keys: Sequence[BlockKey]) -> None:
+        """Give back one pin on each of these blocks. Keys that are not pinned are ignored."""
+        self._stage.unpin(keys)
 
     def drop_host_copies(self) -> int:
         """Forget every unpinned host copy that some tier holds too; returns how many. Their slots are free."""

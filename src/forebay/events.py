@@ -24,6 +24,7 @@ class Reason(Enum):
     NO_SLOT = "no free host slot"
     NOT_ADMITTED = "not admitted"
     NO_ROOM = "tier full, nothing evictable"
+    PINS_FULL = "no more room to pin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
-from forebay.events import Dropped, EventSink, Reason
+from forebay.events import Dropped, EventSink, Reason, Refused
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
+from forebay.pins import Pins
 from forebay.planner import by_speed
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Routed, Tier, Watched, Work
-from forebay.types import HOST, BlockKey, Change, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
+from forebay.types import HOST, BlockKey, Change, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Pinned, Slot
 
 log = logging.getLogger("forebay.stage")
 
@@ -38,6 +39,7 @@ class Stage:
         executor: Executor,
         emit: EventSink,
         reserve_share: float,
+        pin_share: float = 0.0,
     ) -> None:
         assert set(policies.eviction) == {HOST, *tiers}, "one eviction policy for the host pool and for each tier"
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
@@ -48,8 +50,13 @@ class Stage:
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
-        self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))
-        """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
+        self._reserved_slots = max(1, int(pool.slots * reserve_share))
+        pinnable = {HOST: int((pool.slots - 2 * self._reserved_slots) * pin_share)}
+        pinnable |= {
+            name: int(self.specs[name].capacity_bytes * pin_share) // self.specs[name].stored_bytes
+            for name in self.order
+        }
+        self.pins = Pins(pinnable)
         self.jobs: dict[JobId, Job] = {}
         self._device, self._executor = device, executor
         self._last_job_id = 0
@@ -61,6 +68,11 @@ class Stage:
 
     def now_ns(self) -> int:
         return self._executor.now_ns()
+
+    @property
+    def usable_slots(self) -> int:
+        """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
+        return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)
 
     # --- slots and copies
 
@@ -74,13 +86,38 @@ class Stage:
 
     def victim(self, place: str) -> BlockKey | None:
         """The most dispensable copy of a place, by its policy. A policy that proposes anything else is not followed."""
-        proposed = self.eviction[place].victims(1, lambda key: self.index.is_evictable(key, place))
+        pinned: list[BlockKey] = []
+
+        def evictable(key: BlockKey) -> bool:
+            if self.pins.holds(key, place):
+                pinned.append(key)
+                return False
+            return self.index.is_evictable(key, place)
+
+        proposed = self.eviction[place].victims(1, evictable)
+        if pinned:  # out of the policy until they are unpinned: else it would pass over them for every victim
+            self.eviction[place].removed(pinned)
+            self.pins.set_aside(pinned, place)
         if not proposed:
             return None
-        if not self.index.is_evictable(proposed[0], place):
+        if not self.index.is_evictable(proposed[0], place) or self.pins.holds(proposed[0], place):
             log.error("%s: the eviction policy proposed a block that cannot go", place)
             return None
         return proposed[0]
+
+    def pin(self, keys: Sequence[BlockKey]) -> Pinned:
+        answer = self.pins.pin(keys)
+        if answer.refused_blocks:
+            log.warning(
+                "%d of %d blocks are not pinned: no place may set aside more room", answer.refused_blocks, len(keys)
+            )
+            self.emit(Refused(self.now_ns(), HOST, answer.refused_blocks, Reason.PINS_FULL))
+        return answer
+
+    def unpin(self, keys: Sequence[BlockKey]) -> None:
+        for place, key in self.pins.unpin(keys):
+            if self.index.is_ready(key, place):  # what is on its way will be inserted when it has arrived
+                self.eviction[place].inserted((key,))
 
     def reserve_host(self, key: BlockKey, slot: Slot) -> None:
         self.index.reserve(key, HOST, self.pool.slot_bytes, slot)

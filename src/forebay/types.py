@@ -208,3 +208,15 @@ class Loaded:
 
     request_id: str
     blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What became of a wish to keep blocks."""
+
+    keys: tuple[BlockKey, ...]
+    """The leading ones, which are pinned: these are to be unpinned."""
+    refused_blocks: int
+    """The rest, for which no place may set aside more room: they come and go as before."""
+    kept: tuple[tuple[str, int], ...]
+    """How many of `keys` each place keeps once it holds them, from the fastest place to the slowest."""

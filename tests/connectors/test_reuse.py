@@ -304,3 +304,19 @@ def test_a_schedule_of_sessions_over_a_tiny_store(tmp_path: Path) -> None:
         assert reused > 500
         assert runner.store.device.free_blocks + runner.store.device.hot_blocks == 10
         settle(runner)
+
+
+def test_a_pinned_prompt_stays_and_goes_when_it_is_unpinned() -> None:
+    with runner_over([memory_tier(blocks=40)], host_slots=40) as runner:
+        system = prompt(4 * B)
+        pinned = runner.pin(system)
+        assert (len(pinned.keys), pinned.refused_blocks) == (4, 0)
+        runner.generate(system, 1)
+        for expected in (4 * B - 1, 0):
+            for seed in range(1, 9):
+                runner.generate(prompt(10 * B, seed=seed), 1)
+                runner.flush()
+            runner.drop_device()
+            assert sum(hits(runner.generate(system, 1)).values()) == expected
+            runner.unpin(pinned)
+        settle(runner)

@@ -1,7 +1,7 @@
 """Seeded random schedules: the real engine in virtual time over any tiers, checked against a model at every step.
 
 The model is one function: a block's bytes follow from its key (`truth`). Whatever the schedule does (loads, cancelled
-loads, stores, late and failing copies, time, damage and other writers beneath the tiers), a block that a `Loaded`
+loads, stores, pins, late and failing copies, time, damage and other writers beneath the tiers), a block that a `Loaded`
 counts must hold its truth on the device, no device block may be touched that is not the engine's, and the engine's own
 promises (`check`, at rest `check_idle`) must hold. All is drawn from one seed, so that a failing seed is a test case.
 """
@@ -34,6 +34,7 @@ from forebay.types import (
     LoadPlan,
     Namespace,
     Outcome,
+    Pinned,
     Request,
 )
 
@@ -163,6 +164,7 @@ class Schedule:
         )
         self._prompts = [self._prompt(number) for number in range(12)]
         self._open: dict[str, _Open] = {}
+        self._pinned: list[Pinned] = []
         self._last_request = 0
 
     def _policy(self) -> EvictionPolicy:
@@ -195,8 +197,12 @@ class Schedule:
         draw = self._rng.random()
         if draw < self._chances.beneath:
             self._beneath(self._rng, [key for prompt in self._prompts for key in prompt])
-        elif draw < 0.1:
+        elif draw < 0.08:
             self.engine.drop_host_copies()
+        elif draw < 0.1 and self._pinned:
+            self.engine.unpin(self._pinned.pop().keys)
+        elif draw < 0.12:
+            self._pinned.append(self.engine.pin(self._rng.choice(self._prompts)))
         elif draw < 0.45:
             self._load(self._rng.choice(self._prompts))
         elif draw < 0.7:

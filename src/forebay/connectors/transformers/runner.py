@@ -26,7 +26,7 @@ from forebay.events import EventSink
 from forebay.hostpool import HostPool
 from forebay.keys import Tokens, block_keys, token_ids
 from forebay.policies.lrfu import LRFU
-from forebay.types import Namespace
+from forebay.types import Namespace, Pinned
 
 from .device import BlockShape, PagedDeviceCache
 from .facts import LoadedModel, cache_argument
@@ -222,6 +222,19 @@ class Runner:
         self._check_open()
         self.store.flush()
         return self.store.engine.drop_host_copies()
+
+    def pin(self, tokens: Tokens) -> Pinned:
+        """Keep the full blocks of a prompt, such as a system prompt, in DRAM and in the tiers until they are unpinned.
+
+        They need not be stored yet. Bounded: the answer says how many blocks were refused. See `Engine.pin`.
+        """
+        self._check_open()
+        return self.store.engine.pin(block_keys(self.namespace, self._checked(tokens)))
+
+    def unpin(self, pinned: Pinned) -> None:
+        """Let go of what `pin` answered, once for each such answer."""
+        self._check_open()
+        self.store.engine.unpin(pinned.keys)
 
     def close(self) -> None:
         """Store what waits, and close the engine and its tiers. Safe to call twice."""
