@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,12 +23,16 @@ def digest_of(namespace: Namespace) -> bytes:
 
 
 def open_tier(
-    *roots: Path | RootOptions, block_bytes: int = BLOCK_BYTES, calls: Calls = REAL_CALLS, **options: object
+    *roots: Path | RootOptions,
+    block_bytes: int = BLOCK_BYTES,
+    calls: Calls = REAL_CALLS,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    **options: object,
 ) -> FileTier:
     chosen = tuple(root if isinstance(root, RootOptions) else RootOptions(path=str(root)) for root in roots)
     namespace = namespace_of(block_bytes)
     wanted = Options(roots=chosen, **{"capacity_bytes": 2**30, "reads_in_flight": 2, "writes_in_flight": 2, **options})
-    return FileTier(wanted, namespace, digest_of(namespace), calls)
+    return FileTier(wanted, namespace, digest_of(namespace), calls, clock_ns)
 
 
 def namespace_dir(root: Path, block_bytes: int = BLOCK_BYTES) -> Path:

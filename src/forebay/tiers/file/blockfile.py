@@ -78,6 +78,15 @@ def read_header(calls: Calls, path: str, scratch: Scratch) -> Header:
         os.close(descriptor)
 
 
+def read_start(calls: Calls, path: str, access: Access, scratch: Scratch) -> None:
+    """Read up to a page of any file, whatever it says: does its device answer?"""
+    descriptor = calls.open(path, _READ | access.open_flags, 0)
+    try:
+        calls.preadv(descriptor, [scratch.header], 0)
+    finally:
+        os.close(descriptor)
+
+
 def write_block(
     calls: Calls, descriptor: int, access: Access, claim: Claim, view: memoryview, scratch: Scratch
 ) -> None:

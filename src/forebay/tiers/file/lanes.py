@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from forebay.errors import TierUnavailable
 from forebay.tiers.file.directio import Scratch
@@ -54,6 +54,18 @@ class Batch:
         for error in errors:
             if error is not None:
                 raise error
+
+    def wait_until(self, deadline_ns: int, clock_ns: Callable[[], int]) -> bool:
+        """As `wait`, but False if it is not all done at the deadline. Then it may go on, and must not be waited for."""
+        while self._tickets:
+            try:
+                error = self._ended.get(timeout=max(0, deadline_ns - clock_ns()) / 1e9)
+            except Empty:
+                return False
+            self._tickets -= 1
+            if error is not None:
+                raise error
+        return True
 
 
 class Lanes:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
-from forebay.tiers.file.blockfile import Claim, Verify, read_block, read_header, write_block
+from forebay.tiers.file.blockfile import Claim, Verify, read_block, read_header, read_start, write_block
+from forebay.tiers.file.breaker import Call
 from forebay.tiers.file.directio import (
     Access,
     Calls,
@@ -28,11 +29,11 @@ from forebay.tiers.file.directio import (
     try_direct,
 )
 from forebay.tiers.file.format import Damage, Damaged, NewerFormat, Shape
+from forebay.tiers.file.health import NO_ROOM, Health, HealthLimits
 from forebay.types import BlockKey, Namespace, Outcome
 
 log = logging.getLogger("forebay.tiers.file")
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -45,19 +46,6 @@ class Durability(Enum):
     """The block and its name are on the medium."""
 
 
-class RootState(Enum):
-    """ABSENT --marker found--> ONLINE --a write failed--> FAILING --a write worked--> ONLINE.
-
-    Any state goes to ABSENT when the marker is no longer there.
-    """
-
-    ONLINE = "online"
-    FAILING = "failing"
-    """Reads are served; writes are tried here and go to the next root when they fail."""
-    ABSENT = "absent"
-    """Its blocks are missing; writes go to the next root at once."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootSettings:
     """What all roots of a tier have in common."""
@@ -68,6 +56,8 @@ class RootSettings:
     verify: Verify
     durability: Durability
     calls: Calls
+    limits: HealthLimits
+    clock_ns: Callable[[], int]
 
 
 class Root:
@@ -77,7 +67,7 @@ class Root:
         self.path = path
         self.root_id: bytes | None = None
         """None until the marker was seen once: such a root has no place in the placement yet."""
-        self.state = RootState.ABSENT
+        self.health = Health(path, settings.limits, settings.clock_ns)
         self.trouble = ""
         """Why `open` left the root ABSENT."""
         access = Access.BUFFERED if settings.direct is DirectMode.NEVER else Access.DIRECT
@@ -106,24 +96,44 @@ class Root:
 
     def check(self) -> None:
         """Look for the marker; one warning line when the root went and one when it came back. Cheap: one small file."""
-        trouble = "its marker is gone"
-        try:
-            marker = layout.read_marker(self.path)
-        except (OSError, ConfigError) as error:
-            marker, trouble = None, str(error)
+        trouble, marker = "its marker is gone", None
+        with self.health.reads.glance() as call:
+            if call.refused:
+                return
+            try:
+                marker = layout.read_marker(self.path)
+            except OSError as error:
+                self.health.blame(call, error)
+                trouble = str(error)
+            except ConfigError as error:
+                trouble = str(error)
         with self._lock:
             if marker is not None and self.root_id in (None, bytes.fromhex(marker.root_id)):
-                if self.state is RootState.ABSENT:
+                if not self.health.is_present:
+                    self.health.count("returned")
                     log.warning("root %s is back", self.path)
                     self._adopt(marker)
-            elif self.state is not RootState.ABSENT:
-                self.state = RootState.ABSENT
+            elif self.health.is_present:
+                self.health.is_present = False
+                self.health.count("vanished")
                 log.warning("root %s went (%s): its blocks are missing, writes go to the next root", self.path, trouble)
+
+    def try_again(self, scratch: Scratch) -> None:
+        """Try a stopped root if it is time: read a page of it past the system's cache. For when nobody else reads."""
+        with self.health.reads.call() as call:
+            if call.refused or not call.is_trial:
+                return
+            try:
+                read_start(self._calls, str(self.path / layout.MARKER), self.io.access, scratch)
+            except _NOT_THERE:
+                pass  # then it is absent, which `check` finds
+            except OSError as error:
+                self.health.blame(call, error)
 
     def _adopt(self, marker: layout.Marker) -> None:
         first_time = self.root_id is None
         self.root_id = bytes.fromhex(marker.root_id)
-        self.state = RootState.ONLINE
+        self.health.is_present = True
         if not first_time:
             return
         try:
@@ -131,7 +141,7 @@ class Root:
             layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
             layout.sweep(str(self.path))
         except OSError as error:  # read-only or full: what is stored here can still be read
-            self._write_failed(error)
+            self.health.writes.trip(error.strerror or str(error))
 
     def _try_io(self) -> IoPath:
         mode, tmp = self._settings.direct, str(self.path / layout.TMP)
@@ -152,14 +162,31 @@ class Root:
         Else it would be counted nowhere and still take room.
         """
         path = self._block_path(key)
-        found = _lstat(path)
-        if found is None or self._fits(found):
-            return found is not None
-        with contextlib.suppress(OSError):
-            self._make_way(path, key, found, Scratch())
-        return False
+        with self.health.reads.glance() as call:
+            if call.refused:
+                return False
+            try:
+                found = os.lstat(path)
+                if not self._fits(found):
+                    self._make_way(path, key, found, Scratch())
+            except _NOT_THERE:
+                return False
+            except OSError as error:
+                self.health.blame(call, error)
+                return False
+        return self._fits(found)
 
     def read(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
+        """FAILED at once while the root is stopped."""
+        if not self.health.is_present:
+            self.check()
+        with self.health.reads.call() as call:
+            outcome = Outcome.FAILED if call.refused else self._read(call, key, view, scratch)
+        if outcome is Outcome.MISSING:
+            self.check()
+        return outcome
+
+    def _read(self, call: Call, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         path, access = self._block_path(key), self.io.access
         try:
             read_block(self._calls, path, access, Claim(self._shape, key), view, scratch, self._settings.verify)
@@ -177,7 +204,8 @@ class Root:
                 self._set_aside(path, key, Damage.NOT_A_FILE)
                 return Outcome.CORRUPT
             if self._falls_back(error, access):
-                return self.read(key, view, scratch)
+                return self._read(call, key, view, scratch)
+            self.health.blame(call, error)
             self._say_once(f"read {error.errno}", "root %s: reads fail: %s", self.path, error)
             self._unreadable.add(key)
             return Outcome.FAILED
@@ -186,7 +214,14 @@ class Root:
         return Outcome.OK
 
     def write(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
-        """Publish the block whole or not at all. One that is there with the right length stays as it is."""
+        """Publish the block whole or not at all. One that is there with the right length stays as it is.
+
+        The caller has just seen that the root takes writes. FAILED at once if they were stopped since.
+        """
+        with self.health.writes.call() as call:
+            return Outcome.FAILED if call.refused else self._write(call, key, view, scratch)
+
+    def _write(self, call: Call, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         path, access = self._block_path(key), self.io.access
         try:
             found = _lstat(path)
@@ -197,19 +232,27 @@ class Root:
                     return Outcome.FAILED
             self._publish(path, access, Claim(self._shape, key), view, scratch)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if self._falls_back(error, access):
+                return self._write(call, key, view, scratch)
+            self.health.blame(call, error)
+            if error.errno in NO_ROOM:
                 self._say_once("full", "root %s is full: %s", self.path, error)
                 return Outcome.FULL
-            if self._falls_back(error, access):
-                return self.write(key, view, scratch)
-            self._write_failed(error)
+            self._say_once(
+                f"write {error.errno}", "root %s: a write failed and goes to the next root: %s", self.path, error
+            )
             return Outcome.FAILED
         self._unreadable.discard(key)
-        self._write_worked()
         return Outcome.OK
 
     def delete(self, namespace_hex: str, key: BlockKey) -> Outcome:
-        """A root that is absent has left the pool together with its blocks: deleting them there is OK."""
+        """A root that is absent or stopped has left the pool together with its blocks: deleting them there is OK."""
+        if not self.health.takes_deletes():
+            return Outcome.OK
+        with self.health.writes.glance() as call:
+            return Outcome.FAILED if call.refused else self._delete(call, namespace_hex, key)
+
+    def _delete(self, call: Call, namespace_hex: str, key: BlockKey) -> Outcome:
         path = layout.block_path(str(self.path), namespace_hex, key)
         try:
             os.unlink(path)  # noqa: PTH108
@@ -222,6 +265,7 @@ class Root:
             if stat.S_ISDIR(found.st_mode):
                 layout.set_aside(self._calls, str(self.path), path, namespace_hex, key, Damage.NOT_A_FILE)
                 return Outcome.OK if _lstat(path) is None else Outcome.FAILED
+            self.health.blame(call, error)
             self._say_once(f"delete {error.errno}", "root %s: deletes fail: %s", self.path, error)
             return Outcome.FAILED
         return Outcome.OK
@@ -293,19 +337,6 @@ class Root:
                 self.io = replace(self.io, access=Access.BUFFERED, reason=reason)
         return True
 
-    def _write_failed(self, error: OSError) -> None:
-        with self._lock:
-            if self.state is RootState.ONLINE:
-                self.state = RootState.FAILING
-                log.warning("root %s: writes fail (%s) and go to the next root", self.path, error)
-
-    def _write_worked(self) -> None:
-        if self.state is RootState.FAILING:
-            with self._lock:
-                if self.state is RootState.FAILING:
-                    self.state = RootState.ONLINE
-                    log.warning("root %s: writes work again", self.path)
-
     def _say_once(self, topic: str, message: str, *args: object) -> None:
         with self._lock:
             if topic in self._said:
@@ -314,6 +345,7 @@ class Root:
         log.warning(message, *args)
 
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
+        self.health.count(damage.value)
         layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
 
     def _block_path(self, key: BlockKey) -> str:

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import math
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
 from forebay.tiers.file.format import Shape
-from forebay.tiers.file.lanes import Batch, Lanes
+from forebay.tiers.file.health import HealthLimits, RootState
+from forebay.tiers.file.lanes import Batch, Lanes, Work
 from forebay.tiers.file.placement import Home, order
-from forebay.tiers.file.root import Durability, Root, RootSettings, RootState
+from forebay.tiers.file.root import Durability, Root, RootSettings
 from forebay.types import BlockKey, Namespace, Outcome, Stored, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
@@ -54,6 +56,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Typical time to the first byte; orders the tiers."""
     shared: bool = False
     """Other processes add and remove blocks in the same roots."""
+    failures_in_a_row: int = 5
+    """After so many failed reads a root is stopped, after so many failed writes its writes are."""
+    hang_s: float = 10.0
+    """So is a root with a call in flight for longer than this."""
+    retry_s: float = 5.0
+    """A stopped root is tried again after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,11 @@ class RootReport:
     """Hex; empty for a root that was never seen."""
     weight: float
     state: RootState
+    why: str
+    """Why it is stopped; empty when it is not."""
     io: IoPath
+    events: Mapping[str, int]
+    """What has happened there since the tier was opened, by kind: `EIO`, `ENOSPC`, `hung`, `vanished`, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +99,31 @@ class _Placement:
     """In parallel with `members`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What a write finds out first."""
+
+    held_elsewhere: Set[int]
+    """Blocks, by their place in the call, that another root than their home holds."""
+    silent: Set[int]
+    """Positions of the roots that did not answer."""
+
+
 def build(options: Options, namespace: Namespace, namespace_digest: bytes) -> FileTier:
     """Raises ConfigError for options that make no sense and when no root can be used."""
     return FileTier(options, namespace, namespace_digest)
 
 
 class FileTier:
-    """A `Tier`. `calls` is the seam at which tests put faults beneath it."""
+    """A `Tier`. `calls` is the seam at which tests put faults beneath it; `clock_ns` is monotonic."""
 
     def __init__(
-        self, options: Options, namespace: Namespace, namespace_digest: bytes, calls: Calls = REAL_CALLS
+        self,
+        options: Options,
+        namespace: Namespace,
+        namespace_digest: bytes,
+        calls: Calls = REAL_CALLS,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         _check_options(options)
         shape = Shape(namespace_digest, namespace.block_bytes)
@@ -112,10 +139,11 @@ class FileTier:
         """Blocks that `scan` found in other namespaces, and in which."""
         settings = RootSettings(
             shape=shape, namespace=namespace, direct=options.direct, verify=options.verify,
-            durability=options.durability, calls=calls,
+            durability=options.durability, calls=calls, limits=_limits(options), clock_ns=clock_ns,
         )  # fmt: skip
         roots = _open_roots(options, settings)
         self._closed = False
+        self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
         self._members = tuple(
             _Member(
                 i,
@@ -133,64 +161,65 @@ class FileTier:
     def contains(self, keys: Sequence[BlockKey]) -> Sequence[bool]:
         """One lstat a key, on the caller's thread: it must not queue behind reads."""
         self._check_open()
+        self._try_stopped()
         return [any(member.root.holds(key) for member in self._in_order(key)) for key in keys]
 
     def read(self, keys: Sequence[BlockKey], into: Sequence[View]) -> Sequence[Outcome]:
         self._check_open()
-        outcomes = [Outcome.FAILED] * len(keys)
-        if any(member.root.state is RootState.ABSENT for member in self._members):
-            self._check_roots()
-        orders = [self._in_order(key) for key in keys]
+        self._look_for_new_roots()
+        outcomes = [Outcome.MISSING] * len(keys)
 
-        def read_one(i: int, scratch: Scratch) -> None:
-            outcome = Outcome.MISSING
-            for member in orders[i]:  # past the home only for blocks written before a root was added
-                outcome = member.root.read(keys[i], into[i], scratch)
-                if outcome is not Outcome.MISSING:
-                    break
-            outcomes[i] = outcome
+        def read_one(i: int, member: _Member, scratch: Scratch) -> bool:
+            outcome = member.root.read(keys[i], into[i], scratch)
+            if outcome is not Outcome.MISSING:
+                outcomes[i] = outcome  # FAILED stands if the roots after this one do no better
+            return outcome in (Outcome.OK, Outcome.CORRUPT)
 
-        self._run(orders, lambda member: member.readers, read_one)
-        if Outcome.MISSING in outcomes:
-            self._check_roots()
+        def stopped(i: int, member: _Member) -> bool:
+            if member.root.health.takes_reads():
+                return False
+            outcomes[i] = Outcome.FAILED
+            return True
+
+        # past the home only for blocks written before a root was added, or while their home was away
+        self._in_turn([self._in_order(key) for key in keys], lambda member: member.readers, read_one, stopped)
         return outcomes
 
     def write(self, keys: Sequence[BlockKey], views: Sequence[View]) -> Sequence[Outcome]:
         self._check_open()
+        self._look_for_new_roots()
+        self._try_stopped()
         outcomes = [Outcome.FAILED] * len(keys)
-        self._check_roots()
         orders = [self._in_order(key) for key in keys]
+        survey = self._survey(keys, orders)
+        for i in survey.held_elsewhere:
+            outcomes[i] = Outcome.OK
+            orders[i] = []
 
-        def write_one(i: int, scratch: Scratch) -> None:
-            if any(member.root.holds(keys[i]) for member in orders[i][1:]):
-                outcomes[i] = Outcome.OK
-                return
-            for member in orders[i]:
-                if member.root.state is RootState.ABSENT:
-                    continue
-                outcome = member.root.write(keys[i], views[i], scratch)
-                if outcome is not Outcome.FAILED:
-                    outcomes[i] = outcome  # FULL stands if the roots after this one do no better
-                if outcome is Outcome.OK:
-                    break
+        def write_one(i: int, member: _Member, scratch: Scratch) -> bool:
+            outcome = member.root.write(keys[i], views[i], scratch)
+            if outcome is not Outcome.FAILED:
+                outcomes[i] = outcome  # FULL stands if the roots after this one do no better
+            return outcome is Outcome.OK
 
-        self._run(orders, lambda member: member.writers, write_one)
+        def stopped(i: int, member: _Member) -> bool:
+            return member.position in survey.silent or not member.root.health.takes_writes()
+
+        self._in_turn(orders, lambda member: member.writers, write_one, stopped)
         return outcomes
 
     def delete(self, keys: Sequence[BlockKey]) -> Sequence[Outcome]:
         """Blocks of other namespaces too, if `scan` found them."""
         self._check_open()
         outcomes = [Outcome.OK] * len(keys)
-        orders = [self._in_order(key) for key in keys]
 
-        def delete_one(i: int, scratch: Scratch) -> None:
-            namespaces = {self._namespace_hex, *self._elsewhere.get(keys[i], ())}
-            for member in orders[i]:
-                for namespace_hex in namespaces:
-                    if member.root.delete(namespace_hex, keys[i]) is not Outcome.OK:
-                        outcomes[i] = Outcome.FAILED
+        def delete_one(i: int, member: _Member, scratch: Scratch) -> None:
+            for namespace_hex in {self._namespace_hex, *self._elsewhere.get(keys[i], ())}:
+                if member.root.delete(namespace_hex, keys[i]) is not Outcome.OK:
+                    outcomes[i] = Outcome.FAILED
 
-        self._run(orders, lambda member: member.writers, delete_one)
+        everywhere = {m.position: range(len(keys)) for m in self._placement.members if m.root.health.takes_deletes()}
+        self._run(everywhere, lambda member: member.writers, delete_one)
         for key, outcome in zip(keys, outcomes, strict=True):
             if outcome is Outcome.OK:
                 self._elsewhere.pop(key, None)
@@ -256,26 +285,89 @@ class FileTier:
         placement = self._placement
         return [placement.members[i] for i in order(placement.homes, key)]
 
-    def _check_roots(self) -> None:
+    def _look_for_new_roots(self) -> None:
+        """Roots that were never seen yet have no place in the placement: see whether they have come."""
+        if len(self._placement.members) == len(self._members):
+            return
         for member in self._members:
-            member.root.check()
-        if len(self._placement.members) < len(self._members):
-            self._placement = _placement(self._members)
+            if member.root.root_id is None:
+                member.root.check()
+        self._placement = _placement(self._members)
 
-    def _run(
+    def _try_stopped(self) -> None:
+        """Have stopped roots tried when it is time, in their own threads: maybe nobody reads there any more."""
+        for member in self._members:
+            if member.root.health.reads.is_due():
+                root = member.root
+                member.readers.start(lambda _, scratch, root=root: root.try_again(scratch), [0])  # type: ignore[misc]
+
+    def _survey(self, keys: Sequence[BlockKey], orders: Sequence[Sequence[_Member]]) -> _Survey:
+        """Before a write: see whether the roots are there, and hold the blocks of others.
+
+        Each in its own threads, and none is waited for longer than a hang: one root must not hold up the others.
+        """
+        held: set[int] = set()
+        alone = len(self._placement.members) == 1
+
+        def look(position: int) -> None:
+            root = self._members[position].root
+            root.check()
+            if alone:
+                return
+            for i, members in enumerate(orders):
+                if members[0].position != position and root.holds(keys[i]):
+                    held.add(i)
+
+        if alone:
+            look(self._placement.members[0].position)
+            return _Survey(held, frozenset())
+        batches = {
+            member.position: member.readers.start(lambda at, _: look(at), [member.position])
+            for member in self._placement.members
+            if member.root.health.takes_reads()
+        }
+        deadline_ns = self._clock_ns() + self._hang_ns
+        silent = {at for at, batch in batches.items() if not batch.wait_until(deadline_ns, self._clock_ns)}
+        for at in silent:
+            log.warning("root %s has not answered a lookup: this write passes it by", self._members[at].root.path)
+        return _Survey(held, frozenset(silent))
+
+    def _in_turn(
         self,
         orders: Sequence[Sequence[_Member]],
         lanes_of: Callable[[_Member], Lanes],
-        work: Callable[[int, Scratch], None],
+        work: Callable[[int, _Member, Scratch], bool],
+        passes_by: Callable[[int, _Member], bool],
     ) -> None:
-        """Do item i in the lanes of its home, all roots at once; return when all are done."""
-        by_home: dict[int, list[int]] = {}
-        for i, members in enumerate(orders):
-            by_home.setdefault(members[0].position, []).append(i)
+        """Do item i at the first root of its order, and if that does not settle it, at the next; return when all are.
+
+        Every root works in its own threads, so what hangs there holds up no other root. `passes_by` is asked before an
+        item is queued: a root that would refuse it must not make it wait.
+        """
+        settled = [False] * len(orders)
+
+        def work_one(i: int, member: _Member, scratch: Scratch) -> None:
+            settled[i] = work(i, member, scratch)
+
+        for turn in range(len(self._placement.members)):
+            at_root: dict[int, list[int]] = {}
+            for i, members in enumerate(orders):
+                if not settled[i] and turn < len(members) and not passes_by(i, members[turn]):
+                    at_root.setdefault(members[turn].position, []).append(i)
+            self._run(at_root, lanes_of, work_one)
+
+    def _run(
+        self,
+        at_root: Mapping[int, Sequence[int]],
+        lanes_of: Callable[[_Member], Lanes],
+        work: Callable[[int, _Member, Scratch], None],
+    ) -> None:
+        """Do these items in the lanes of these roots, all roots at once; return when all are done."""
         batches: list[Batch] = []
         try:
-            for at, items in by_home.items():
-                batches.append(lanes_of(self._members[at]).start(work, items))
+            for at, items in at_root.items():
+                member = self._members[at]
+                batches.append(lanes_of(member).start(_at(member, work), items))
         finally:
             with contextlib.ExitStack() as all_ended:  # the views are the caller's again, also after an exception
                 for batch in batches:
@@ -286,6 +378,10 @@ class FileTier:
             raise TierUnavailable("the file tier is closed")
 
 
+def _at(member: _Member, work: Callable[[int, _Member, Scratch], None]) -> Work:
+    return lambda i, scratch: work(i, member, scratch)
+
+
 def _placement(members: Sequence[_Member]) -> _Placement:
     known = [(member, member.root.root_id) for member in members if member.root.root_id is not None]
     homes = tuple(Home(root_id, member.weight) for member, root_id in known)
@@ -294,14 +390,33 @@ def _placement(members: Sequence[_Member]) -> _Placement:
 
 def _report(member: _Member) -> RootReport:
     root = member.root
-    return RootReport(str(root.path), (root.root_id or b"").hex(), member.weight, root.state, root.io)
+    health = root.health
+    return RootReport(
+        path=str(root.path),
+        root_id=(root.root_id or b"").hex(),
+        weight=member.weight,
+        state=health.state,
+        why=health.why,
+        io=root.io,
+        events=health.events,
+    )
+
+
+def _limits(options: Options) -> HealthLimits:
+    return HealthLimits(
+        failures_in_a_row=options.failures_in_a_row,
+        hang_ns=round(options.hang_s * 1e9),
+        retry_ns=round(options.retry_s * 1e9),
+        read_threads=options.reads_in_flight,
+        write_threads=options.writes_in_flight,
+    )
 
 
 def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     roots = [Root(Path(os.path.abspath(chosen.path)), settings) for chosen in options.roots]  # noqa: PTH100
     for root in roots:
         root.open()
-    if all(root.state is RootState.ABSENT for root in roots):
+    if not any(root.health.is_present for root in roots):
         reasons = "; ".join(_trouble(root) for root in roots)
         raise ConfigError(
             f"no root of the file tier can be used ({reasons}): make the parent directory, mount the disk, or name "
@@ -331,6 +446,9 @@ def _check_options(options: Options) -> None:
     for root in options.roots:
         if not (root.weight > 0 and math.isfinite(root.weight)):
             raise ConfigError(f"root {root.path}: weight {root.weight} must be a positive number")
-    for name in ("capacity_bytes", "reads_in_flight", "writes_in_flight"):
+    for name in ("hang_s", "retry_s"):
+        if not (getattr(options, name) > 0 and math.isfinite(getattr(options, name))):
+            raise ConfigError(f"file tier: {name} must be a positive number of seconds, not {getattr(options, name)}")
+    for name in ("capacity_bytes", "reads_in_flight", "writes_in_flight", "failures_in_a_row"):
         if getattr(options, name) < 1:
             raise ConfigError(f"file tier: {name} must be 1 or more, not {getattr(options, name)}")
