@@ -49,7 +49,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FAN = re.compile(r"[0-9a-f]{2}")
 _BLOCK = re.compile(r"[0-9a-f]{64}\.kv")
 _TEMP = re.compile(r"[0-9a-z]+\.[0-9a-f]{16}\.tmp")
-_SET_ASIDE = re.compile(r"(?P<key>[0-9a-f]{64})\.(?P<namespace>[0-9a-f]{64})\.(?P<reason>[a-z-]+)(?P<named>\.named)?")
+_SET_ASIDE = re.compile(
+    r"(?P<key>[0-9a-f]{64})\.(?P<namespace>[0-9a-f]{64})\.(?P<reason>[a-z-]+)(?:\.[0-9]+)?(?P<named>\.named)?"
+)
+_NAMED = ".named"
 _MAY_BE_IN_A_NEW_ROOT = {TMP, QUARANTINE, "lost+found"}
 
 
@@ -140,6 +143,11 @@ def make_namespace(calls: Calls, root: Path, namespace_hex: str, namespace: Name
         raise ConfigError(f"{links[0]} is a symbolic link inside a pool, which Forebay does not follow: remove it")
     path = directory / NAMESPACE_FILE
     wanted = NamespaceFile(format_version=VERSION, namespace_digest=namespace_hex, namespace=namespace)
+    if len(msgspec.json.encode(wanted)) > _SMALL_FILE_BYTES // 2:  # written with blanks, and read up to the limit
+        raise ConfigError(
+            f"the namespace takes more than {_SMALL_FILE_BYTES // 2} bytes to write down: shorten its texts, or give "
+            "digests of them"
+        )
     if path.exists() and read_namespace(root, namespace_hex) != namespace:
         log.warning("%s did not describe its namespace: writing it anew", path)
         path.unlink(missing_ok=True)
@@ -223,11 +231,11 @@ def unnamed_set_aside(root: str) -> list[SetAsideFile]:
 def mark_named(calls: Calls, path: str) -> str:
     """A check has named this file in quarantine: the next one does not. Returns its new path."""
     try:
-        calls.rename(path, path + ".named")
+        calls.rename(path, path + _NAMED)
     except OSError as error:
         log.warning("%s: cannot be marked as named: %s", path, error)
         return path
-    return path + ".named"
+    return path + _NAMED
 
 
 def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: BlockKey, damage: Damage) -> str | None:
@@ -235,7 +243,7 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
 
     Returns where it is now: None when it was removed (quarantine is full), `file` when it cannot be moved.
     """
-    place = f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}"
+    place = _free_name(f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}")
     try:
         os.makedirs(f"{root}/{QUARANTINE}", mode=0o700, exist_ok=True)  # noqa: PTH103
         if len(set_aside_files(root)) >= QUARANTINE_FILES and not os.path.isdir(file):  # noqa: PTH112
@@ -250,6 +258,15 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
         return file
     log.warning("%s: %s; set aside as %s", file, damage.value, place)
     return place
+
+
+def _free_name(place: str) -> str:
+    """`place`, with a number behind it if that one is taken: what is set aside must not replace what was."""
+    taken, number = place, 1
+    while os.path.lexists(taken) or os.path.lexists(taken + _NAMED):
+        number += 1
+        taken = f"{place}.{number}"
+    return taken
 
 
 def _read_small(path: Path) -> bytes:

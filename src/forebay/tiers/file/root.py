@@ -28,7 +28,7 @@ from forebay.tiers.file.directio import (
     try_buffered,
     try_direct,
 )
-from forebay.tiers.file.format import Damage, Damaged, NewerFormat, Shape
+from forebay.tiers.file.format import Damage, Damaged, NewerFormat, Shape, check_claim
 from forebay.tiers.file.health import NO_ROOM, Health, HealthLimits
 from forebay.types import BlockKey, Namespace, Outcome
 
@@ -80,6 +80,8 @@ class Root:
         self._said: set[str] = set()
         self._unreadable: set[BlockKey] = set()
         """Blocks whose last read failed with an I/O error: a write replaces them although their length is right."""
+        self._newer: set[BlockKey] = set()
+        """Blocks found to be of a newer format: not held, as far as this program goes."""
 
     # --- whether the root is there -------------------------------------------------------------
 
@@ -168,13 +170,13 @@ class Root:
             try:
                 found = os.lstat(path)
                 if not self._fits(found):
-                    self._make_way(path, key, found, Scratch())
+                    self._stands(path, key, found, Scratch())
             except _NOT_THERE:
                 return False
             except OSError as error:
                 self.health.blame(call, error)
                 return False
-        return self._fits(found)
+        return self._fits(found) and key not in self._newer
 
     def read(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         """FAILED at once while the root is stopped."""
@@ -193,7 +195,7 @@ class Root:
         except _NOT_THERE:
             return Outcome.MISSING
         except NewerFormat as newer:
-            self._say_once("newer", "%s is of format version %s, newer than this Forebay: left alone", path, newer)
+            self._found_newer(path, key, newer)
             return Outcome.MISSING
         except Damaged as damaged:
             self._set_aside(path, key, damaged.damage)
@@ -209,8 +211,9 @@ class Root:
             self._say_once(f"read {error.errno}", "root %s: reads fail: %s", self.path, error)
             self._unreadable.add(key)
             return Outcome.FAILED
-        if self._unreadable:
+        if self._unreadable or self._newer:
             self._unreadable.discard(key)
+            self._newer.discard(key)
         return Outcome.OK
 
     def write(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
@@ -225,10 +228,10 @@ class Root:
         path, access = self._block_path(key), self.io.access
         try:
             found = _lstat(path)
-            if found is not None:
-                if self._fits(found) and key not in self._unreadable:
+            if found is not None and key not in self._unreadable:
+                if self._stands(path, key, found, scratch):
                     return Outcome.OK
-                if not self._fits(found) and not self._make_way(path, key, found, scratch):
+                if key in self._newer:
                     return Outcome.FAILED
             self._publish(path, access, Claim(self._shape, key), view, scratch)
         except OSError as error:
@@ -243,6 +246,7 @@ class Root:
             )
             return Outcome.FAILED
         self._unreadable.discard(key)
+        self._newer.discard(key)
         return Outcome.OK
 
     def delete(self, namespace_hex: str, key: BlockKey) -> Outcome:
@@ -308,20 +312,27 @@ class Root:
             finally:
                 os.close(descriptor)
 
-    def _make_way(self, path: str, key: BlockKey, found: os.stat_result, scratch: Scratch) -> bool:
-        """Set aside what stands in a block's place and is not one; False for a newer format, which stays."""
-        damage = Damage.WRONG_LENGTH
-        if not stat.S_ISREG(found.st_mode):
-            damage = Damage.NOT_A_FILE
-        else:
-            try:
-                read_header(self._calls, path, scratch)
-            except NewerFormat as newer:
-                self._say_once("newer", "%s is of format version %s, newer than this Forebay: left alone", path, newer)
-                return False
-            except Damaged as damaged:
-                damage = damaged.damage
-        self._set_aside(path, key, damage)
+    def _stands(self, path: str, key: BlockKey, found: os.stat_result, scratch: Scratch) -> bool:
+        """Whether a file of this format is in the block's place already. Sets aside what is no block, nor a newer one.
+
+        Only the header is looked at: the payload is proved by whoever reads it.
+        """
+        try:
+            if not stat.S_ISREG(found.st_mode):
+                raise Damaged(Damage.NOT_A_FILE)
+            header = read_header(self._calls, path, scratch)
+            if not self._fits(found):
+                raise Damaged(Damage.WRONG_LENGTH)
+            check_claim(header, self._shape, key)
+        except _NOT_THERE:
+            return False
+        except NewerFormat as newer:
+            self._found_newer(path, key, newer)
+            return False
+        except Damaged as damaged:
+            self._set_aside(path, key, damaged.damage)
+            return False
+        self._newer.discard(key)
         return True
 
     # --- saying it once ------------------------------------------------------------------------
@@ -343,6 +354,12 @@ class Root:
                 return
             self._said.add(topic)
         log.warning(message, *args)
+
+    def _found_newer(self, path: str, key: BlockKey, newer: NewerFormat) -> None:
+        if key not in self._newer:
+            self._newer.add(key)
+            self.health.count("newer format")
+        self._say_once("newer", "%s is of format version %s, newer than this Forebay: left alone", path, newer)
 
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
         self.health.count(damage.value)

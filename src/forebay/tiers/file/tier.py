@@ -23,11 +23,14 @@ from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, S
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.lanes import Batch, Lanes, Work
+from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
 from forebay.tiers.file.root import Durability, Root, RootSettings
 from forebay.types import BlockKey, Namespace, Outcome, Stored, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
+
+_NAME_CHARACTERS = 64
 
 
 class RootOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,6 +145,7 @@ class FileTier:
             durability=options.durability, calls=calls, limits=_limits(options), clock_ns=clock_ns,
         )  # fmt: skip
         roots = _open_roots(options, settings)
+        say_differences((root.path for root in roots), self._namespace_hex, namespace)
         self._closed = False
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
         self._members = tuple(
@@ -430,8 +434,9 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
 
 def _trouble(root: Root) -> str:
     """Why a root could not be opened, its path included."""
-    marker = root.path / layout.MARKER
-    return f"{marker} is a link to nothing" if marker.is_symlink() and not marker.exists() else root.trouble
+    marker = str(root.path / layout.MARKER)
+    dangling = os.path.islink(marker) and not os.path.exists(marker)  # noqa: PTH110, PTH114 - whatever the path
+    return f"{marker} is a link to nothing" if dangling else root.trouble
 
 
 def _check_options(options: Options) -> None:
@@ -443,6 +448,11 @@ def _check_options(options: Options) -> None:
     paths = [os.path.realpath(root.path) for root in options.roots]
     if len(set(paths)) < len(paths):
         raise ConfigError("the file tier names the same root twice: name each directory once")
+    if not (0 < len(options.name) <= _NAME_CHARACTERS and options.name.isprintable()):
+        raise ConfigError(
+            f"a tier cannot be named {options.name[:_NAME_CHARACTERS]!a}: give it 1 to {_NAME_CHARACTERS} printable "
+            "characters"
+        )
     for root in options.roots:
         if not (root.weight > 0 and math.isfinite(root.weight)):
             raise ConfigError(f"root {root.path}: weight {root.weight} must be a positive number")
