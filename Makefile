@@ -8,7 +8,7 @@ DEMO   ?=
 
 ENGINES ?= .venv-vllm
 
-.PHONY: demo test test-engines check bench mutants docs clean
+.PHONY: kernel demo test test-engines check bench mutants docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,6 +43,9 @@ check: $(VENV)/.installed ## format, lint, types, import contracts, docs
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
+kernel: ## compile the file tier's kernel in this checkout, after a change to its source
+	$(PYTHON) src/forebay/tiers/file/native/compile.py
+
 bench: $(VENV)/.installed ## the benchmarks of bench/
 	$(BIN)/python bench/index_lookup.py
 
@@ -53,4 +56,4 @@ docs: $(VENV)/.installed ## serve the documentation locally
 	$(BIN)/mkdocs serve
 
 clean: ## remove the environment and all that tools left
-	rm -rf $(VENV) $(ENGINES) demo.json demo.html build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf src/forebay/tiers/file/native/kernel.so $(VENV) $(ENGINES) demo.json demo.html build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

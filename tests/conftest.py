@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
 from hypothesis import settings
+
+from forebay.tiers.file.native.compile import HERE, LIBRARY, CannotCompile, compile_kernel, is_current
 
 settings.register_profile("forebay", deadline=None)  # a busy machine is no failure
 settings.load_profile("forebay")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A checkout's kernel is compiled anew when its source has changed; without a compiler, its tests are skipped."""
+    if not hasattr(config, "workerinput") and not is_current(HERE / LIBRARY):
+        with contextlib.suppress(CannotCompile, OSError):
+            compile_kernel(HERE)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forebay.testing.tier_contract import filled, key_of, namespace_of, payload_of
-from forebay.tiers.file import FileTier, Options, RootOptions
+from forebay.tiers.file import FileTier, Io, Options, RootOptions
 from forebay.tiers.file.directio import REAL_CALLS, Calls
 from forebay.types import BlockKey, Namespace
 
+IO = Io.AUTO
+"""Who reads in tiers that are opened without saying; the fixture `io` sets it."""
 BLOCK_BYTES = 5000
 STORED_BYTES = 4096 + 8192
 
@@ -31,7 +33,8 @@ def open_tier(
 ) -> FileTier:
     chosen = tuple(root if isinstance(root, RootOptions) else RootOptions(path=str(root)) for root in roots)
     namespace = namespace_of(block_bytes)
-    wanted = Options(roots=chosen, **{"capacity_bytes": 2**30, "reads_in_flight": 2, "writes_in_flight": 2, **options})
+    usual = {"capacity_bytes": 2**30, "reads_in_flight": 2, "writes_in_flight": 2, "io": IO}
+    wanted = Options(roots=chosen, **{**usual, **options})
     return FileTier(wanted, namespace, digest_of(namespace), calls, clock_ns)
 
 

@@ -30,6 +30,7 @@ from forebay.tiers.file.format import Shape, checksum
 from forebay.tiers.file.layout import QUARANTINE_FILES
 from forebay.types import Outcome
 
+pytestmark = pytest.mark.usefixtures("io")
 SAME_DIR = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 

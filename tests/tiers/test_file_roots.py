@@ -20,6 +20,8 @@ from forebay.types import Outcome
 
 NUMBERS = range(60)
 
+pytestmark = pytest.mark.usefixtures("io")
+
 
 def held_in(root: Path) -> set[int]:
     return {number for number in NUMBERS if block_file(root, key_of(number)).exists()}

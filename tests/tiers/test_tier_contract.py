@@ -14,7 +14,7 @@ from forebay.ports import Tier
 from forebay.testing.fault import FaultPlan, FaultTier
 from forebay.testing.tier_contract import Subject, TierContract, TierMachine, namespace_of
 from forebay.tiers import memory
-from forebay.tiers.file import DirectMode
+from forebay.tiers.file import DirectMode, Io
 from forebay.tiers.memory import MemoryTier
 from forebay.types import BlockKey
 
@@ -36,6 +36,7 @@ class TestMemoryTier(TierContract):
         return Subject(make=make, damage=lambda key: made[-1].damage(key))
 
 
+@pytest.mark.usefixtures("io")
 class TestFileTier(TierContract):
     @pytest.fixture(params=[DirectMode.AUTO, DirectMode.NEVER])
     def direct(self, request: pytest.FixtureRequest) -> DirectMode:
@@ -50,6 +51,7 @@ class TestFileTier(TierContract):
         )
 
 
+@pytest.mark.usefixtures("io")
 class TestFileTierOverThreeRoots(TierContract):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Subject:
@@ -77,20 +79,27 @@ class MemoryMachine(TierMachine):
 
 class FileMachine(TierMachine):
     survives_close = True
+    io = Io.AUTO
 
     def __init__(self) -> None:
         super().__init__()
         self.storage = Path(tempfile.mkdtemp(prefix="forebay-machine-"))
 
     def make_tier(self) -> Tier:
-        return open_tier(self.storage / "a", self.storage / "b", reads_in_flight=1, writes_in_flight=1)
+        return open_tier(self.storage / "a", self.storage / "b", reads_in_flight=1, writes_in_flight=1, io=self.io)
 
     def teardown(self) -> None:
         super().teardown()
         shutil.rmtree(self.storage)
 
 
+class PythonFileMachine(FileMachine):
+    io = Io.PYTHON
+
+
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestFileMachine = FileMachine.TestCase
 TestFileMachine.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestPythonFileMachine = PythonFileMachine.TestCase
+TestPythonFileMachine.settings = TestFileMachine.settings

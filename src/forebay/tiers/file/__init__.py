@@ -2,7 +2,19 @@
 
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.directio import DirectMode
+from forebay.tiers.file.fastreads import Io, ReadsReport
 from forebay.tiers.file.root import Durability
 from forebay.tiers.file.tier import FileTier, Options, RootOptions, RootReport, build
 
-__all__ = ["DirectMode", "Durability", "FileTier", "Options", "RootOptions", "RootReport", "Verify", "build"]
+__all__ = [
+    "DirectMode",
+    "Durability",
+    "FileTier",
+    "Io",
+    "Options",
+    "ReadsReport",
+    "RootOptions",
+    "RootReport",
+    "Verify",
+    "build",
+]

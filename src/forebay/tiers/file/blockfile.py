@@ -30,6 +30,11 @@ from forebay.types import BlockKey
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+def read_flags(access: Access) -> int:
+    """With what flags a block is opened for reading."""
+    return _READ | access.open_flags
+
+
 class Verify(Enum):
     """What a read proves before it says OK. The header is always checked in full."""
 
@@ -51,7 +56,7 @@ def read_block(
 ) -> None:
     """Fill the first `payload_bytes` of `view`; what lies after them in the view may be overwritten too."""
     shape = claim.shape
-    descriptor = calls.open(path, _READ | access.open_flags, 0)
+    descriptor = calls.open(path, read_flags(access), 0)
     try:
         _check_length(calls, descriptor, shape, scratch)
         target = _read_target(view, access, shape, scratch)

@@ -93,10 +93,15 @@ def aligned_buffer(length_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, length_bytes))
 
 
+def address_of(view: memoryview) -> int:
+    """Where the view starts in memory; valid as long as somebody keeps the view."""
+    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
 def is_aligned(view: memoryview) -> bool:
     """Whether the view starts where direct I/O can reach it."""
-    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
-    return address % PAGE_BYTES == 0
+    return address_of(view) % PAGE_BYTES == 0
 
 
 @dataclass(frozen=True, slots=True)

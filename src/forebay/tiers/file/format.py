@@ -33,6 +33,7 @@ VERSION = 1
 MAGIC = b"FOREBAY\n"
 _FIELDS = struct.Struct("<8sII32s32sQQ16s")
 _CHECKSUM_BYTES = 16
+_PAYLOAD_CHECKSUM_AT = _FIELDS.size - _CHECKSUM_BYTES
 _CHECKED_BYTES = PAGE_BYTES - _CHECKSUM_BYTES
 _REST = bytes(_CHECKED_BYTES - _FIELDS.size)
 
@@ -87,6 +88,13 @@ class Header:
     shape: Shape
     key: BlockKey
     payload_checksum: bytes
+
+
+def header_start(shape: Shape) -> bytes:
+    """All that a sound header says before its first checksum, with zeros for the key."""
+    page = memoryview(bytearray(PAGE_BYTES))
+    encode_header(Header(shape, BlockKey(bytes(32)), bytes(_CHECKSUM_BYTES)), page)
+    return bytes(page[:_PAYLOAD_CHECKSUM_AT])
 
 
 def encode_header(header: Header, page: memoryview) -> None:

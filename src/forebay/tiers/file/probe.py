@@ -12,6 +12,7 @@ from pathlib import Path
 from forebay.errors import ConfigError
 from forebay.tiers.file.directio import REAL_CALLS, Access, Calls, IoPath, Locks, try_direct
 from forebay.tiers.file.format import PAGE_BYTES
+from forebay.tiers.file.native import find_kernel
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -94,7 +95,7 @@ def probe(path: Path, calls: Calls = REAL_CALLS) -> ProbeReport:
         items += [_direct_item(trial.io), _locks_item(trial.io)]
     if space is not None:
         items.append(_space_item(space))
-    items += [_huge_pages_item(huge_pages), _memlock_item(memlock_bytes)]
+    items += [_reads_item(), _huge_pages_item(huge_pages), _memlock_item(memlock_bytes)]
     return ProbeReport(
         path=str(asked),
         tried=str(directory),
@@ -168,6 +169,13 @@ def _space_item(space: os.statvfs_result) -> ProbeItem:
     free_bytes, all_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     verdict = Verdict.WARN if free_bytes < _LOW_FREE_SHARE * all_bytes else Verdict.OK
     return ProbeItem("space", verdict, f"{free_bytes / 2**30:.1f} of {all_bytes / 2**30:.1f} GiB free")
+
+
+def _reads_item() -> ProbeItem:
+    found = find_kernel()
+    if found.kernel is None:
+        return ProbeItem("reads", Verdict.WARN, f"by Python, slower while it is busy: {found.words}")
+    return ProbeItem("reads", Verdict.OK, f"by the {found.words}")
 
 
 def _huge_pages_item(huge_pages: str) -> ProbeItem:

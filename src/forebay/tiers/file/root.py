@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -158,12 +158,15 @@ class Root:
 
     # --- blocks --------------------------------------------------------------------------------
 
+    def block_path(self, key: BlockKey) -> str:
+        return layout.block_path(str(self.path), self._namespace_hex, key)
+
     def holds(self, key: BlockKey) -> bool:
         """Whether a file of the right name, type and length is there. Anything else in its place is set aside.
 
         Else it would be counted nowhere and still take room.
         """
-        path = self._block_path(key)
+        path = self.block_path(key)
         with self.health.reads.glance() as call:
             if call.refused:
                 return False
@@ -189,7 +192,7 @@ class Root:
         return outcome
 
     def _read(self, call: Call, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
-        path, access = self._block_path(key), self.io.access
+        path, access = self.block_path(key), self.io.access
         try:
             read_block(self._calls, path, access, Claim(self._shape, key), view, scratch, self._settings.verify)
         except _NOT_THERE:
@@ -211,10 +214,14 @@ class Root:
             self._say_once(f"read {error.errno}", "root %s: reads fail: %s", self.path, error)
             self._unreadable.add(key)
             return Outcome.FAILED
-        if self._unreadable or self._newer:
-            self._unreadable.discard(key)
-            self._newer.discard(key)
+        self.proved((key,))
         return Outcome.OK
+
+    def proved(self, keys: Sequence[BlockKey]) -> None:
+        """These blocks have just been read from here, and are sound."""
+        if self._unreadable or self._newer:
+            self._unreadable.difference_update(keys)
+            self._newer.difference_update(keys)
 
     def write(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         """Publish the block whole or not at all. One that is there with the right length stays as it is.
@@ -225,7 +232,7 @@ class Root:
             return Outcome.FAILED if call.refused else self._write(call, key, view, scratch)
 
     def _write(self, call: Call, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
-        path, access = self._block_path(key), self.io.access
+        path, access = self.block_path(key), self.io.access
         try:
             found = _lstat(path)
             if found is not None and key not in self._unreadable:
@@ -364,9 +371,6 @@ class Root:
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
         self.health.count(damage.value)
         layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
-
-    def _block_path(self, key: BlockKey) -> str:
-        return layout.block_path(str(self.path), self._namespace_hex, key)
 
     def _fits(self, found: os.stat_result) -> bool:
         return stat.S_ISREG(found.st_mode) and found.st_size == self._shape.stored_bytes

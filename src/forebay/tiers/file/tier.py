@@ -20,6 +20,7 @@ from forebay.ports import View
 from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
+from forebay.tiers.file.fastreads import Chosen, FastReads, Io, ReadsReport, choose
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.lanes import Batch, Lanes, Work
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """I/O threads for reads, a root."""
     writes_in_flight: int = 4
     """I/O threads for writes and deletes, a root."""
+    io: Io = Io.AUTO
     verify: Verify = Verify.PAYLOAD
     direct: DirectMode = DirectMode.AUTO
     durability: Durability = Durability.NONE
@@ -144,9 +146,12 @@ class FileTier:
             shape=shape, namespace=namespace, direct=options.direct, verify=options.verify,
             durability=options.durability, calls=calls, limits=_limits(options), clock_ns=clock_ns,
         )  # fmt: skip
+        chosen_io = choose(options.io, calls)
         roots = _open_roots(options, settings)
         say_differences((root.path for root in roots), self._namespace_hex, namespace)
         self._closed = False
+        self._io_reason = chosen_io.reason
+        self._fast = _fast_reads(chosen_io, roots, options, shape)
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
         self._members = tuple(
             _Member(
@@ -172,6 +177,11 @@ class FileTier:
         self._check_open()
         self._look_for_new_roots()
         outcomes = [Outcome.MISSING] * len(keys)
+        orders = [self._in_order(key) for key in keys]
+        if self._fast is not None:
+            for i in self._fast.read([members[0].position for members in orders], keys, into):
+                outcomes[i] = Outcome.OK
+                orders[i] = []
 
         def read_one(i: int, member: _Member, scratch: Scratch) -> bool:
             outcome = member.root.read(keys[i], into[i], scratch)
@@ -186,7 +196,7 @@ class FileTier:
             return True
 
         # past the home only for blocks written before a root was added, or while their home was away
-        self._in_turn([self._in_order(key) for key in keys], lambda member: member.readers, read_one, stopped)
+        self._in_turn(orders, lambda member: member.readers, read_one, stopped)
         return outcomes
 
     def write(self, keys: Sequence[BlockKey], views: Sequence[View]) -> Sequence[Outcome]:
@@ -254,6 +264,8 @@ class FileTier:
     def close(self) -> None:
         """Finish what is queued and end the I/O threads. Safe to call twice."""
         self._closed = True
+        if self._fast is not None:
+            self._fast.close()
         for member in self._members:
             member.readers.close()
             member.writers.close()
@@ -281,6 +293,10 @@ class FileTier:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
+
+    def reads(self) -> ReadsReport:
+        """Who reads blocks here, and how many so far."""
+        return self._fast.report(self._io_reason) if self._fast else ReadsReport(Io.PYTHON, self._io_reason)
 
     # --- placement -----------------------------------------------------------------------------
 
@@ -430,6 +446,12 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     if len(set(known)) < len(known):
         raise ConfigError("two roots of the file tier have the same identity: one is a copy, name only one of them")
     return roots
+
+
+def _fast_reads(chosen: Chosen, roots: Sequence[Root], options: Options, shape: Shape) -> FastReads | None:
+    if chosen.kernel is None:
+        return None
+    return FastReads(chosen.kernel, roots, shape, options.verify, options.reads_in_flight)
 
 
 def _trouble(root: Root) -> str:

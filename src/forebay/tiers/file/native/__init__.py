@@ -1,0 +1,208 @@
+"""The compiled kernel, if there is one: batches of reads that need the interpreter lock once, not once a block.
+
+`kernel.c` says what it does and what it leaves to Python. Here are its face in Python and the way to it. The library is
+called through ctypes, which releases the lock for the time of a call; so it depends on no version of Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import TierUnavailable
+from forebay.ports import View
+from forebay.tiers.file.directio import address_of
+from forebay.tiers.file.native.compile import LIBRARY, is_current
+from forebay.types import BlockKey
+
+
+class _Job(ctypes.Structure):
+    """`struct job` of kernel.c, field by field."""
+
+    _fields_ = (
+        ("pool", ctypes.c_void_p),
+        ("paths", ctypes.POINTER(ctypes.c_char_p)),
+        ("keys", ctypes.c_char_p),
+        ("targets", ctypes.POINTER(ctypes.c_void_p)),
+        ("proofs", ctypes.c_char_p),
+        ("expected", ctypes.c_char_p),
+        ("blocks", ctypes.c_uint64),
+        ("file_bytes", ctypes.c_uint64),
+        ("payload_bytes", ctypes.c_uint64),
+        ("target_bytes", ctypes.c_uint64),
+        ("open_flags", ctypes.c_int32),
+        ("verify_payload", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the files of one root have to be, and how they are read."""
+
+    header_start: bytes
+    """How every header of the namespace begins, with any key (`format.header_start`)."""
+    file_bytes: int
+    payload_bytes: int
+    target_bytes: int
+    """Read after the header page: the payload, padded to a page for direct I/O. Every view is as long, or longer."""
+    open_flags: int
+    verify_payload: int
+    """1 or 0, as C has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Blocks of one root, in parallel."""
+
+    paths: Sequence[str]
+    keys: Sequence[BlockKey]
+    views: Sequence[View]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """At least one block."""
+
+    lanes: NativeLanes
+    expected: Expected
+    wanted: Wanted
+
+    def fill(self, proofs: ctypes.Array[ctypes.c_char]) -> _Job:
+        """For C to read. The structure keeps alive what it points to."""
+        expected, wanted = self.expected, self.wanted
+        blocks = len(wanted.keys)
+        return _Job(
+            pool=self.lanes.pool,
+            paths=(ctypes.c_char_p * blocks)(*map(os.fsencode, wanted.paths)),
+            keys=b"".join(wanted.keys),
+            targets=(ctypes.c_void_p * blocks)(*map(address_of, wanted.views)),
+            proofs=ctypes.cast(proofs, ctypes.c_char_p),
+            expected=expected.header_start,
+            blocks=blocks,
+            file_bytes=expected.file_bytes,
+            payload_bytes=expected.payload_bytes,
+            target_bytes=expected.target_bytes,
+            open_flags=expected.open_flags,
+            verify_payload=expected.verify_payload,
+        )
+
+
+class Reading:
+    """Blocks on their way. A context, which ends only when no thread touches their views any more."""
+
+    def __init__(self, kernel: Kernel, jobs: Sequence[ReadJob]) -> None:
+        self._kernel = kernel
+        self._proofs = [ctypes.create_string_buffer(len(job.wanted.keys)) for job in jobs]
+        filled = [job.fill(proofs) for job, proofs in zip(jobs, self._proofs, strict=True)]
+        self._jobs = (_Job * len(jobs))(*filled)
+        self._keep = filled, jobs
+        self._done = (ctypes.c_uint64 * len(jobs))()
+        trouble = ctypes.c_int(0)
+        self._handle: int | None = kernel.start(self._jobs, len(jobs), ctypes.byref(trouble))
+        self._trouble = trouble.value if self._handle is not None else errno.ENOMEM
+
+    def __enter__(self) -> Reading:
+        if self._trouble:
+            self._finish()
+            raise TierUnavailable(f"the file tier's threads are gone: {os.strerror(self._trouble)}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Whether all blocks are done by then. Does not hold the interpreter lock meanwhile."""
+        if self._handle is not None:
+            deadline_ns = time.monotonic_ns() + timeout_ns
+            if self._kernel.wait(self._handle, deadline_ns, self._done):
+                self._handle = None
+        return self._handle is None
+
+    @property
+    def done_blocks(self) -> Sequence[int]:
+        """Of each job, when `wait` was last called."""
+        return list(self._done)
+
+    def sound(self, job: int) -> list[bool]:
+        """Which blocks of a job are now in their views, proven sound; of the others the views hold anything."""
+        return [proof == _SOUND for proof in self._proofs[job].raw]
+
+    def _finish(self) -> None:
+        while not self.wait(_LONG_NS):
+            pass
+
+
+_SOUND = 1
+_LONG_NS = 3600 * 10**9
+
+
+class Kernel:
+    """The library. It is called with the interpreter lock where it returns at once, and without where it waits."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when it cannot be loaded."""
+        holding, releasing = ctypes.PyDLL(str(path), use_errno=True), ctypes.CDLL(str(path), use_errno=True)
+        reading, pool = ctypes.c_void_p, ctypes.c_void_p
+        self.open = _function(releasing.forebay_open, pool, ctypes.c_uint)
+        self.close = _function(releasing.forebay_close, None, pool)
+        self.free = _function(releasing.forebay_free, None, pool)
+        self.start = _function(
+            holding.forebay_start, reading, ctypes.POINTER(_Job), ctypes.c_uint, ctypes.POINTER(ctypes.c_int)
+        )
+        self.wait = _function(
+            releasing.forebay_wait, ctypes.c_int, reading, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+        )
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+class NativeLanes:
+    """The kernel's own threads for one root. Thread-safe."""
+
+    def __init__(self, kernel: Kernel, threads: int) -> None:
+        self._kernel = kernel
+        self.pool: int | None = kernel.open(threads)
+        if self.pool is None:
+            raise OSError(ctypes.get_errno(), f"cannot start {threads} threads")
+        self._gate = threading.Lock()
+        self._closed = False
+        # the memory goes when nobody can call any more; a host that forgot to close must still be able to exit
+        weakref.finalize(self, kernel.free, self.pool).atexit = False
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads. Safe to call twice."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._kernel.close(self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kernel: Kernel | None
+    words: str
+    """Where it is, or why there is none."""
+
+
+def find_kernel(directory: Path = Path(__file__).parent) -> Found:
+    """The kernel that was compiled from exactly the sources beside it, if it is there and can be loaded."""
+    path = directory / LIBRARY
+    if not path.exists():
+        return Found(None, "no compiled kernel is installed; install Forebay again where there is a C compiler")
+    if not is_current(path):
+        return Found(None, f"{path} was compiled from other sources; install Forebay again")
+    try:
+        return Found(Kernel(path), f"compiled kernel {path}")
+    except OSError as error:
+        return Found(None, f"{path} cannot be loaded ({error}); install Forebay again")

@@ -1,0 +1,302 @@
+/* Reads and proves whole batches of block files, many at once, without the Python interpreter.
+ *
+ * Why: between two system calls a Python thread needs the interpreter lock, and while another thread of the process is
+ * busy in Python it can wait 5 ms for it. Here a batch costs one call, and so one such wait, however many blocks it has.
+ *
+ * A block is SOUND if everything that blockfile.py would check is right. Whatever else it is (missing, damaged, of a
+ * newer format, unreadable) is not said here: the caller takes such a block to the Python path, where that is decided
+ * once for both. So nothing here moves, removes or changes a file.
+ *
+ * Ownership: all memory in a job is the caller's and must stay where it is until forebay_wait has returned 1. A pool and
+ * its threads belong to whoever opened it. The threads take no signals: those are the interpreter's.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The header page, as in format.py. */
+enum { PAGE_BYTES = 4096, KEY_AT = 48, KEY_BYTES = 32, AFTER_KEY = 80, DIGEST_AT = 96, DIGEST_BYTES = 16 };
+enum { CHECKED_BYTES = PAGE_BYTES - DIGEST_BYTES, STACK_BYTES = 256 * 1024 };
+enum { NOT_PROVEN = 0, SOUND = 1 };
+
+struct pool;
+
+/* Blocks of one root. Mirrored field by field in native/__init__.py. */
+struct job {
+    struct pool *pool;
+    const char *const *paths;      /* [blocks] */
+    const unsigned char *keys;     /* [blocks][KEY_BYTES] */
+    void *const *targets;          /* [blocks], each target_bytes long; page-aligned for direct I/O */
+    unsigned char *proofs;         /* [blocks], out: SOUND or NOT_PROVEN */
+    const unsigned char *expected; /* [DIGEST_AT]: how every header of this namespace begins; the key is put in */
+    uint64_t blocks;
+    uint64_t file_bytes;
+    uint64_t payload_bytes;
+    uint64_t target_bytes;         /* what is read after the header: the payload, padded for direct I/O */
+    int32_t open_flags;
+    int32_t verify_payload;
+};
+
+struct batch {
+    const struct job *job;
+    uint64_t next, done;
+    struct batch *behind;
+    pthread_cond_t ended;
+};
+
+struct pool {
+    pthread_mutex_t lock;          /* guards all below, and next, done and behind of its batches */
+    pthread_cond_t work;
+    struct batch *first, *last;    /* batches with blocks that nobody has taken, first come, first served */
+    int closed;
+    pid_t process;                 /* a fork has the memory and not the threads */
+    unsigned threads;
+    pthread_t ids[];
+};
+
+typedef void checksum_function(const void *, size_t, unsigned char[DIGEST_BYTES]);
+checksum_function checksum_any, checksum_avx2;
+static checksum_function *checksum = checksum_any;
+
+__attribute__((constructor)) static void choose_checksum(void)
+{
+#ifdef WITH_AVX2
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2"))
+        checksum = checksum_avx2;
+#endif
+}
+
+/* Header and payload from the start of the file, continued after short reads; 0 unless all of it came. */
+static int read_fully(int descriptor, unsigned char *page, unsigned char *target, uint64_t target_bytes)
+{
+    const uint64_t wanted_bytes = PAGE_BYTES + target_bytes;
+    uint64_t got_bytes = 0;
+    while (got_bytes < wanted_bytes) {
+        struct iovec parts[2] = {{page, PAGE_BYTES}, {target, target_bytes}};
+        int first = got_bytes >= PAGE_BYTES;
+        const uint64_t skipped_bytes = first ? got_bytes - PAGE_BYTES : got_bytes;
+        parts[first].iov_base = (unsigned char *)parts[first].iov_base + skipped_bytes;
+        parts[first].iov_len -= skipped_bytes;
+        const ssize_t more_bytes = preadv(descriptor, parts + first, 2 - first, (off_t)got_bytes);
+        if (more_bytes < 0 && errno == EINTR)
+            continue;
+        if (more_bytes <= 0)
+            return 0;
+        got_bytes += (uint64_t)more_bytes;
+    }
+    return 1;
+}
+
+static int is_claimed(const struct job *job, uint64_t i, const unsigned char *page)
+{
+    unsigned char digest[DIGEST_BYTES];
+    if (memcmp(page, job->expected, KEY_AT) != 0 ||
+        memcmp(page + KEY_AT, job->keys + i * KEY_BYTES, KEY_BYTES) != 0 ||
+        memcmp(page + AFTER_KEY, job->expected + AFTER_KEY, DIGEST_AT - AFTER_KEY) != 0)
+        return 0;
+    checksum(page, CHECKED_BYTES, digest);
+    if (memcmp(page + CHECKED_BYTES, digest, DIGEST_BYTES) != 0)
+        return 0;
+    if (!job->verify_payload)
+        return 1;
+    checksum(job->targets[i], job->payload_bytes, digest);
+    return memcmp(page + DIGEST_AT, digest, DIGEST_BYTES) == 0;
+}
+
+static int prove(const struct job *job, uint64_t i, unsigned char *page)
+{
+    struct stat found;
+    const int descriptor = open(job->paths[i], job->open_flags);
+    if (descriptor < 0)
+        return NOT_PROVEN;
+    const int whole = fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+                      (uint64_t)found.st_size == job->file_bytes &&
+                      read_fully(descriptor, page, job->targets[i], job->target_bytes);
+    close(descriptor);
+    return whole && is_claimed(job, i, page) ? SOUND : NOT_PROVEN;
+}
+
+static void *serve(void *given)
+{
+    struct pool *pool = given;
+    unsigned char *page = NULL;
+    if (posix_memalign((void **)&page, PAGE_BYTES, PAGE_BYTES) != 0)
+        page = NULL; /* nothing is proven by this thread */
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (pool->first == NULL && !pool->closed)
+            pthread_cond_wait(&pool->work, &pool->lock);
+        struct batch *batch = pool->first;
+        if (batch == NULL)
+            break;
+        const uint64_t i = batch->next++;
+        if (batch->next == batch->job->blocks) /* taken whole */
+            pool->first = batch->behind;
+        pthread_mutex_unlock(&pool->lock);
+        batch->job->proofs[i] = page == NULL ? NOT_PROVEN : (unsigned char)prove(batch->job, i, page);
+        pthread_mutex_lock(&pool->lock);
+        if (++batch->done == batch->job->blocks)
+            pthread_cond_signal(&batch->ended);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    free(page);
+    return NULL;
+}
+
+/* Returns 0 when the blocks are queued; else why not. */
+static int start(struct batch *batch, const struct job *job)
+{
+    struct pool *pool = job->pool;
+    if (pool->process != getpid())
+        return ECHILD; /* before its lock is touched: who held that may not exist here */
+    pthread_mutex_lock(&pool->lock);
+    if (pool->closed) {
+        pthread_mutex_unlock(&pool->lock);
+        return ESHUTDOWN;
+    }
+    *batch = (struct batch){.job = job};
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&batch->ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (pool->first == NULL)
+        pool->first = batch;
+    else
+        pool->last->behind = batch;
+    pool->last = batch;
+    if (job->blocks < pool->threads)
+        for (uint64_t i = 0; i < job->blocks; i++)
+            pthread_cond_signal(&pool->work);
+    else
+        pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    return 0;
+}
+
+/* Finish what is queued and end the threads. Once only; the pool's memory stays until forebay_free. */
+EXPORT void forebay_close(struct pool *pool)
+{
+    if (pool->process != getpid())
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->closed = 1;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (unsigned i = 0; i < pool->threads; i++)
+        pthread_join(pool->ids[i], NULL);
+}
+
+/* A pool of `threads` threads; NULL with errno set when they cannot be had. */
+EXPORT struct pool *forebay_open(unsigned threads)
+{
+    struct pool *pool = calloc(1, sizeof *pool + threads * sizeof pool->ids[0]);
+    if (pool == NULL)
+        return NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pool->process = getpid();
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int trouble = 0;
+    while (pool->threads < threads && trouble == 0) {
+        trouble = pthread_create(&pool->ids[pool->threads], &attributes, serve, pool);
+        pool->threads += trouble == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (trouble == 0)
+        return pool;
+    forebay_close(pool);
+    free(pool);
+    errno = trouble;
+    return NULL;
+}
+
+struct reading {
+    unsigned count;
+    struct batch batches[];
+};
+
+/* Queue the blocks of all jobs, each job with at least one; returns at once.
+ *
+ * *trouble is 0; or ESHUTDOWN or ECHILD when a pool has been closed or belongs to another process: the blocks of that job
+ * are then not read, those of the others are. NULL without memory: nothing is read. forebay_wait must be called until it
+ * returns 1.
+ */
+EXPORT struct reading *forebay_start(const struct job *jobs, unsigned count, int *trouble)
+{
+    *trouble = 0;
+    struct reading *reading = calloc(1, sizeof *reading + count * sizeof reading->batches[0]);
+    if (reading == NULL)
+        return NULL;
+    reading->count = count;
+    for (unsigned j = 0; j < count; j++) {
+        memset(jobs[j].proofs, NOT_PROVEN, jobs[j].blocks);
+        const int refused = start(&reading->batches[j], &jobs[j]);
+        if (refused)
+            *trouble = refused;
+    }
+    return reading;
+}
+
+/* Wait until all blocks have their proofs, or the monotonic clock reaches deadline_ns; done[j] is how many of job j have.
+ * Returns 1 when all have: then the memory of the jobs is the caller's again, and `reading` is gone. Else 0.
+ */
+EXPORT int forebay_wait(struct reading *reading, uint64_t deadline_ns, uint64_t *done)
+{
+    const struct timespec deadline = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
+    int all = 1;
+    for (unsigned j = 0; j < reading->count; j++) {
+        struct batch *batch = &reading->batches[j];
+        if (batch->job == NULL) /* refused */
+            continue;
+        struct pool *pool = batch->job->pool;
+        pthread_mutex_lock(&pool->lock);
+        int waiting = 0;
+        while (batch->done < batch->job->blocks && waiting == 0)
+            waiting = pthread_cond_timedwait(&batch->ended, &pool->lock, &deadline);
+        done[j] = batch->done;
+        all &= batch->done == batch->job->blocks;
+        pthread_mutex_unlock(&pool->lock);
+    }
+    if (!all)
+        return 0;
+    for (unsigned j = 0; j < reading->count; j++)
+        if (reading->batches[j].job != NULL)
+            pthread_cond_destroy(&reading->batches[j].ended);
+    free(reading);
+    return 1;
+}
+
+/* When no call on the pool is running or can begin; ends the threads first if that was forgotten. */
+EXPORT void forebay_free(struct pool *pool)
+{
+    if (!pool->closed)
+        forebay_close(pool);
+    free(pool);
+}
+
+/* Which source this was compiled from: compile.py looks for it in the file. */
+EXPORT const char *forebay_source(void)
+{
+    return SOURCE_DIGEST;
+}
