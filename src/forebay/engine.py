@@ -17,17 +17,19 @@ import msgspec
 
 from forebay.errors import ConfigError, InvariantBroken
 from forebay.events import EventSink, JobEnded, Planned, Reason
+from forebay.flow import ChannelView, FlowOptions, check_flow_options
 from forebay.hostpool import HostPool
-from forebay.loads import Loads
-from forebay.planner import known_prefix, source_of
+from forebay.loads import LoadLimits, Loads
+from forebay.planner import IsOpen, known_prefix, source_of
 from forebay.ports import DevicePort, Executor, Tier
 from forebay.stage import Policies, Stage
-from forebay.stores import Stores
+from forebay.stores import StoreLimits, Stores
 from forebay.types import (
     HOST,
     BlockKey,
     Change,
     ChangeKind,
+    Channel,
     CopyState,
     DeviceBlock,
     JobId,
@@ -38,6 +40,7 @@ from forebay.types import (
     Outcome,
     Pinned,
     Request,
+    Traffic,
 )
 
 _MOST_OVERDUE_PROBES = 8
@@ -54,6 +57,18 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long a lookup waits for a shared tier's answer before it takes the index's word."""
     full_backoff_s: float = 10.0
     """How long a tier whose medium had no room, below its own limit, is held to what it holds."""
+    read_deadline_s: float = 5.0
+    """A read that takes longer, and 8 times as long as such reads do, is given up: its blocks come from elsewhere or
+    are recomputed, and its place is left alone for a while."""
+    load_deadline_s: float = 60.0
+    """A load that takes longer ends with the blocks that have arrived."""
+    write_queue_share: float = 0.5
+    """Share of the host slots that blocks on their way to the tiers may hold. What is offered past that is refused."""
+    prefetch_pool_share: float = 0.5
+    """Share of the host slots that prefetched blocks may hold."""
+    prefetch_linger_s: float = 10.0
+    """How long after its deadline a prefetch keeps its blocks for a request that has not come."""
+    flow: FlowOptions = FlowOptions()
 
 
 def check_options(options: EngineOptions) -> None:
@@ -64,10 +79,36 @@ def check_options(options: EngineOptions) -> None:
         raise ConfigError(f"engine: reserve_share must be above 0 and at most 0.5, not {options.reserve_share}")
     if not 0 <= options.pin_share <= 0.5:
         raise ConfigError(f"engine: pin_share must be 0 to 0.5, not {options.pin_share}")
-    for name in ("probe_deadline_s", "full_backoff_s"):
+    for name in ("write_queue_share", "prefetch_pool_share"):
+        if not 0 < getattr(options, name) <= 1:
+            raise ConfigError(f"engine: {name} must be above 0 and at most 1, not {getattr(options, name)}")
+    check_flow_options(options.flow)
+    for name in ("probe_deadline_s", "full_backoff_s", "read_deadline_s", "load_deadline_s", "prefetch_linger_s"):
         seconds = getattr(options, name)
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ConfigError(f"engine: {name} must be a number of seconds, 0 or more, not {seconds}")
+
+
+def _load_limits(options: EngineOptions, pool: HostPool) -> LoadLimits:
+    return LoadLimits(
+        batch_blocks=options.batch_blocks,
+        read_deadline_ns=int(options.read_deadline_s * 1e9),
+        prefetch_slots=max(1, int(pool.slots * options.prefetch_pool_share)),
+        prefetch_linger_ns=int(options.prefetch_linger_s * 1e9),
+    )
+
+
+def _store_limits(options: EngineOptions, usable_slots: int) -> StoreLimits:
+    return StoreLimits(
+        batch_blocks=options.batch_blocks,
+        slots=min(usable_slots, max(1, int(usable_slots * options.write_queue_share))),
+        full_backoff_ns=int(options.full_backoff_s * 1e9),
+    )
+
+
+def _prefetch_name(request_id: str) -> str:
+    """Prefetches live among the loads, under names that no request has."""
+    return f"prefetch\0{request_id}"
 
 
 @dataclass(slots=True)
@@ -92,10 +133,13 @@ class Engine:
         """Takes the tiers over, with all that they hold."""
         options = options or EngineOptions()
         check_options(options)
-        self._stage = Stage(pool, tiers, policies, device, executor, emit, options.reserve_share, options.pin_share)
-        self._index = self._stage.index
-        self._loads = Loads(self._stage, options.batch_blocks)
-        self._stores = Stores(self._stage, options.batch_blocks, int(options.full_backoff_s * 1e9))
+        self._stage = Stage(
+            pool, tiers, policies, device, executor, emit, options.reserve_share, options.flow, options.pin_share
+        )
+        self._index, self._flow = self._stage.index, self._stage.flow
+        self._loads = Loads(self._stage, _load_limits(options, pool))
+        self._stores = Stores(self._stage, _store_limits(options, self._stage.usable_slots))
+        self._load_deadline_ns = int(options.load_deadline_s * 1e9)
         self._shared = tuple(name for name in self._stage.order if self._stage.specs[name].shared)
         self._probe_deadline_ns = int(options.probe_deadline_s * 1e9)
         self._probes: dict[str, _Probe] = {}
@@ -110,7 +154,7 @@ class Engine:
         unanswered request asked again or cancelled.
         """
         assert request.request_id not in self._loads, f"request {request.request_id} has a load already"
-        reads = known_prefix(request.keys, self._index, self._stage.order)
+        reads = known_prefix(request.keys, self._index, self._stage.order, self._is_open())
         if self._shared and len(reads) < len(request.keys) and not self._is_probed(request, len(reads)):
             return None
         self._probes.pop(request.request_id, None)
@@ -119,6 +163,7 @@ class Engine:
         if reads:
             self._loads.add(plan)
             self._stage.eviction[HOST].accessed([read.key for read in reads if read.source == HOST])
+        self._loads.end_prefetch(_prefetch_name(request.request_id))
         hits = Counter(read.source for read in reads)
         self._stage.emit(Planned(self.now_ns(), request.request_id, plan.wanted_blocks, tuple(sorted(hits.items()))))
         return plan
@@ -131,14 +176,25 @@ class Engine:
         assert len(device_blocks) >= plan.hit_blocks, "a device block for each block of the plan"
         if not plan.reads:
             self._loads.add(plan)  # nothing was pinned, so nothing was kept
-        self._loads.start(plan, device_blocks)
+        self._loads.start(plan, device_blocks, self.now_ns() + self._load_deadline_ns)
         self._loads.advance()
+
+    def leading_blocks(self, request_id: str) -> int:
+        """How many leading blocks of a started load are on the device by now: a consumer may begin with them."""
+        return self._loads.leading_blocks(request_id)
 
     def cancel_load(self, request_id: str) -> None:
         """Give up a plan, or a started load, which still ends with its `Loaded`, of 0 blocks. Unknown ids are fine."""
         self._probes.pop(request_id, None)
         self._loads.cancel(request_id)
         self._loads.advance()
+
+    def _is_open(self) -> IsOpen:
+        """Which tiers can be asked for which blocks now."""
+        if self._flow.all_open:
+            return lambda tier, key: True
+        now_ns = self.now_ns()
+        return lambda tier, key: self._flow.is_open(Channel(tier, self._stage.route(tier, key)), now_ns)
 
     def _is_probed(self, request: Request, known_blocks: int) -> bool:
         """Whether the shared tiers have said what they hold past the known blocks, or had their time to say it."""
@@ -174,6 +230,37 @@ class Engine:
             self._index.adopt(change.key, tier, change.stored_bytes)
             self._stage.eviction[tier].inserted((change.key,))
 
+    # --- prefetch
+
+    def prefetch(self, request: Request, deadline_ns: int) -> int:
+        """Bring the known prefix of a request that is expected at `deadline_ns` to the host pool by then.
+
+        Behind all demand and within a share of the bandwidth, earliest deadline first. Returns how many blocks of it
+        are known; 0 also when this request is being prefetched already. The blocks stay in the pool until the request
+        is planned, demand needs their slots, or it has not come for a while.
+        """
+        name = _prefetch_name(request.request_id)
+        reads = known_prefix(request.keys, self._index, self._stage.order, self._is_open())
+        if name in self._loads or not reads:
+            return 0
+        self._loads.prefetch(LoadPlan(name, reads, len(request.keys)), deadline_ns)
+        self._loads.advance()
+        return len(reads)
+
+    def cancel_prefetch(self, request_id: str) -> None:
+        """The request will not come after all. Unknown ids are fine."""
+        self._loads.cancel_prefetch(_prefetch_name(request_id))
+
+    def limit_rate(self, tier: str, traffic: Traffic, bytes_per_s: float | None) -> None:
+        """Set or lift (None) a limit on one kind of traffic of a tier, at any time. Raises ConfigError."""
+        if tier not in self._stage.tiers:
+            raise ConfigError(f"no tier is named {tier!r}: there are {', '.join(self._stage.order)}")
+        self._flow.limit(tier, traffic, bytes_per_s, self.now_ns())
+
+    def channels(self) -> tuple[ChannelView, ...]:
+        """Depth, queue and measured bandwidth of every place that has been read from."""
+        return tuple(self._flow.channels())
+
     # --- store
 
     def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock]) -> int:
@@ -181,7 +268,9 @@ class Engine:
 
         A taken block must stay as it is on the device until its COPY_OUT job, if there is one, has ended there.
         """
-        return self._stores.offer(keys, device_blocks)
+        taken = self._stores.offer(keys, device_blocks)
+        self._stores.advance()
+        return taken
 
     def holds(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Which blocks are in the host pool or a tier, or on their way into the pool."""
@@ -232,7 +321,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """No job in flight and no load open."""
-        return not self._stage.jobs and self._loads.idle
+        return not self._stage.jobs and self._loads.idle and not self._stores.queued
 
     def poll(self) -> list[Loaded]:
         """Apply every job that has ended, start what became possible, and say which loads are over. Never blocks."""
@@ -254,12 +343,14 @@ class Engine:
         for tier, change in self._stage.changes():
             self._on_change(tier, change)
         self._loads.advance()
+        self._stores.advance()
         return self._loads.take_ended()
 
     def wait(self, until_ns: int) -> None:
         """Block until `poll` may have something to say, or the clock reaches `until_ns`. Changes nothing."""
         if not self._loads.has_ended:
-            self._stage.wait(until_ns)
+            times = (self._loads.next_ns(), self._flow.next_ns(self.now_ns()))
+            self._stage.wait(min((until_ns, *(at_ns for at_ns in times if at_ns is not None))))
 
     def close(self) -> None:
         """Let running jobs end, and close the tiers. Blocks that were not written by then are lost to later runs."""
@@ -274,8 +365,8 @@ class Engine:
 
     def check(self) -> None:
         """Raises InvariantBroken unless slots, bytes and pins add up. Costs a walk over everything."""
-        self._index.check(self._stage.pool.slots, self._stage.pool.free_slots)
-        expected = self._loads.pins()
+        self._index.check(self._stage.pool.slots - self._stage.stranded_slots, self._stage.pool.free_slots)
+        expected = self._loads.pins() + self._stores.pins()
         for job in self._stage.jobs.values():
             if job.kind is JobKind.WRITE:
                 expected.update((key, HOST) for key in job.keys)
@@ -290,9 +381,10 @@ class Engine:
         self.check()
         if not (self.idle and self._stores.idle) or self._probes:
             raise InvariantBroken("something is still under way")
+        prefetched = self._loads.pins()
         for place in (HOST, *self._stage.order):
             for key, copy in self._index.copies(place):
-                if copy.pins or copy.state is not CopyState.READY:
+                if copy.pins != prefetched[key, place] or copy.state is not CopyState.READY:
                     raise InvariantBroken(f"{place}: {copy} left behind")
                 checkable = place != HOST and not self._stage.specs[place].shared
                 if checkable and not self._stage.tiers[place].contains((key,))[0]:

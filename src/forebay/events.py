@@ -25,6 +25,7 @@ class Reason(Enum):
     NOT_ADMITTED = "not admitted"
     NO_ROOM = "tier full, nothing evictable"
     PINS_FULL = "no more room to pin"
+    QUEUE_FULL = "too many writes wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,35 @@ class Refused:
     reason: Reason
 
 
-Event = Planned | JobEnded | LoadEnded | Dropped | Refused
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A read took too long: its blocks come from elsewhere or are recomputed, and what it brings is thrown away."""
+
+    at_ns: int
+    job: Job
+
+
+class PrefetchFate(Enum):
+    USED = "used"
+    """The request came."""
+    UNUSED = "unused"
+    """The request did not come."""
+    LATE = "late"
+    """Nothing had arrived when the request was expected."""
+    YIELDED = "yielded"
+    """Demand needed its host slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchEnded:
+    at_ns: int
+    request_id: str
+    planned_blocks: int
+    arrived_blocks: int
+    fate: PrefetchFate
+
+
+Event = Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | PrefetchEnded
 EventSink = Callable[[Event], None]
 
 
@@ -91,6 +120,9 @@ class Totals:
     failures: Counter[tuple[str, JobKind, Outcome]] = field(default_factory=Counter)
     dropped: Counter[tuple[str, Reason]] = field(default_factory=Counter)
     refused: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+    overdue: Counter[str] = field(default_factory=Counter)
+    """Blocks whose read was given up as late, by tier."""
+    prefetches: Counter[PrefetchFate] = field(default_factory=Counter)
 
     def add(self, event: Event) -> None:
         match event:
@@ -114,3 +146,7 @@ class Totals:
                 self.dropped[event.place, event.reason] += event.blocks
             case Refused():
                 self.refused[event.place, event.reason] += event.blocks
+            case Overdue():
+                self.overdue[event.job.tier] += len(event.job.keys)
+            case PrefetchEnded():
+                self.prefetches[event.fate] += 1

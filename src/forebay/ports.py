@@ -137,10 +137,14 @@ class Executor(Protocol):
         """The jobs that ended since the last call, in the order in which they ended. Never blocks."""
         ...
 
+    def give_up(self, job: Job) -> None:
+        """Nobody waits for this job any more; it may hang. It still ends in `poll`, if it ends at all."""
+        ...
+
     def wait(self, until_ns: int) -> None:
         """Block until `poll` has something to give, or the clock reaches `until_ns`."""
         ...
 
     def close(self) -> None:
-        """Let running jobs end and release the threads. Results that were not polled are gone."""
+        """Let running jobs end, but for those given up, and release the threads. Results not polled are gone."""
         ...

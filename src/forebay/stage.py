@@ -11,13 +11,36 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
+<<<<<<< HEAD
 from forebay.events import Dropped, EventSink, Reason, Refused
+=======
+from forebay.events import Dropped, EventSink, Overdue, Reason
+from forebay.flow import Flow, FlowOptions
+>>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
 from forebay.pins import Pins
 from forebay.planner import by_speed
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Routed, Tier, Watched, Work
+<<<<<<< HEAD
 from forebay.types import HOST, BlockKey, Change, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Pinned, Slot
+=======
+from forebay.types import (
+    HOST,
+    BlockKey,
+    Change,
+    Channel,
+    DeviceBlock,
+    Job,
+    JobId,
+    JobKind,
+    JobResult,
+    Outcome,
+    Pinned,
+    Slot,
+    Traffic,
+)
+>>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
 
 log = logging.getLogger("forebay.stage")
 
@@ -39,7 +62,11 @@ class Stage:
         executor: Executor,
         emit: EventSink,
         reserve_share: float,
+<<<<<<< HEAD
         pin_share: float = 0.0,
+=======
+        flow: FlowOptions,
+>>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
     ) -> None:
         assert set(policies.eviction) == {HOST, *tiers}, "one eviction policy for the host pool and for each tier"
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
@@ -50,6 +77,7 @@ class Stage:
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
+<<<<<<< HEAD
         self._reserved_slots = max(1, int(pool.slots * reserve_share))
         pinnable = {HOST: int((pool.slots - 2 * self._reserved_slots) * pin_share)}
         pinnable |= {
@@ -57,7 +85,15 @@ class Stage:
             for name in self.order
         }
         self.pins = Pins(pinnable)
+=======
+        self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))
+        """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
+        self.flow = Flow(flow, pool.block_bytes)
+>>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
         self.jobs: dict[JobId, Job] = {}
+        """In flight, and somebody waits for them."""
+        self._stranded: dict[JobId, list[Slot]] = {}
+        """Reads in flight that nobody waits for any more, with the slots that they may still write to."""
         self._device, self._executor = device, executor
         self._last_job_id = 0
         self._device_jobs = 0
@@ -122,11 +158,14 @@ class Stage:
     def reserve_host(self, key: BlockKey, slot: Slot) -> None:
         self.index.reserve(key, HOST, self.pool.slot_bytes, slot)
 
-    def abandon_host(self, key: BlockKey) -> None:
-        """A fill of the host pool failed: its slot is free again."""
+    def abandon_host(self, key: BlockKey, still_written_by: JobId | None) -> None:
+        """A fill of the host pool failed: its slot is free again, unless a stranded read may still write to it."""
         slot = self.index.abandon(key, HOST).slot
         assert slot is not None
-        self.pool.give(slot)
+        if still_written_by is None:
+            self.pool.give(slot)
+        else:
+            self._stranded[still_written_by].append(slot)
 
     def forget(self, key: BlockKey, place: str, reason: Reason) -> None:
         self.eviction[place].removed((key,))
@@ -154,14 +193,28 @@ class Stage:
             for change in tier.changes():
                 yield name, change
 
-    def read(self, tier: str, keys: Sequence[BlockKey]) -> Job:
-        """All keys must have the same `route`."""
-        job = replace(self._new_job(JobKind.READ, tier, keys), route=self.route(tier, keys[0]))
+    def read(self, channel: Channel, keys: Sequence[BlockKey], traffic: Traffic) -> Job:
+        """The keys' host copies are FILLING, and their `route` is the channel's."""
+        tier = channel.tier
+        job = replace(self._new_job(JobKind.READ, tier, keys), route=channel.route, traffic=traffic)
+        self.flow.sent(job, self.now_ns())
         views = [self.pool.view(slot) for slot in job.slots]
         return self._submit(job, partial(_by_key, self.tiers[tier].read, job.keys, views))
 
+    def strand(self, job: Job) -> None:
+        """Stop waiting for a read. The slots of the host copies that are abandoned for it come back when it ends."""
+        del self.jobs[job.job_id]
+        self._stranded[job.job_id] = []
+        self._executor.give_up(job)
+        self.emit(Overdue(self.now_ns(), job))
+
+    @property
+    def stranded_slots(self) -> int:
+        return sum(map(len, self._stranded.values()))
+
     def write(self, tier: str, keys: Sequence[BlockKey], evicts: Sequence[BlockKey]) -> Job:
-        job = self._new_job(JobKind.WRITE, tier, keys, tuple(evicts))
+        job = replace(self._new_job(JobKind.WRITE, tier, keys, tuple(evicts)), traffic=Traffic.WRITE)
+        self.flow.sent(job, self.now_ns())
         views = [self.pool.view(slot) for slot in job.slots]
         return self._submit(job, partial(_replace, self.tiers[tier], job, views))
 
@@ -179,7 +232,14 @@ class Stage:
 
     def ended_jobs(self) -> Iterable[JobResult]:
         for result in (*self._executor.poll(), *self._device.poll()):
-            del self.jobs[result.job.job_id]
+            job_id = result.job.job_id
+            if result.job.kind is JobKind.READ:
+                self.flow.ended(result, self.now_ns())
+            if job_id in self._stranded:
+                for slot in self._stranded.pop(job_id):
+                    self.pool.give(slot)
+                continue
+            del self.jobs[job_id]
             if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
                 self._device_jobs -= 1
             yield result

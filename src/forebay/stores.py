@@ -1,4 +1,8 @@
-"""Stores: finished blocks on their way from the device, through host slots, to the tiers that admit them."""
+"""Stores: finished blocks on their way from the device, through host slots, to the tiers that admit them.
+
+Writes wait in a queue for each tier until flow lets them go, after the demand of readers. The queues are bounded by the
+host slots that stores may hold; past that an offer is refused, and costs a later hit.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,27 @@ class _Limit:
     until_ns: int = 0
 
 
+_MOST_JOBS = 2
+"""WRITE jobs in flight on a tier: each is parallel inside, and the second keeps the tier busy while one ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    batch_blocks: int
+    slots: int
+    """Host slots that stores may hold at a time, and so the bound of the queues."""
+    full_backoff_ns: int
+
+
 class Stores:
-    def __init__(self, stage: Stage, batch_blocks: int, full_backoff_ns: int) -> None:
+    def __init__(self, stage: Stage, limits: StoreLimits) -> None:
         self._stage, self._index = stage, stage.index
-        self._batch_blocks, self._full_backoff_ns = batch_blocks, full_backoff_ns
+        self._most_slots = limits.slots
+        self._batch_blocks, self._full_backoff_ns = limits.batch_blocks, limits.full_backoff_ns
+        self._queues: dict[str, dict[BlockKey, None]] = {name: {} for name in stage.order}
+        """Blocks that wait to be written, by tier, first come first; each holds a pin on its host copy."""
+        self._jobs: Counter[str] = Counter()
+        """WRITE jobs in flight by tier."""
         self._limits = {name: _Limit(spec.capacity_bytes, spec.capacity_bytes) for name, spec in stage.specs.items()}
         self._in_transit: Counter[BlockKey] = Counter()
         """Blocks whose slots stores hold, with the number of jobs that use them."""
@@ -69,32 +90,68 @@ class Stores:
         for tier in self._stage.order[: self._stage.order.index(source)]:
             self.write(tier, keys)
 
-    def write(self, tier: str, keys: Sequence[BlockKey]) -> None:
-        """Write blocks that are READY in the host pool to a tier that lacks them, evicting there what must go."""
-        spec = self._stage.specs[tier]
-        writes: list[BlockKey] = []
-        evicts: dict[BlockKey, list[BlockKey]] = {}
+    def write(self, tier: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Queue blocks that are READY in the host pool for a tier that lacks them; returns those that were taken."""
+        taken: list[BlockKey] = []
+        spec, queue = self._stage.specs[tier], self._queues[tier]
         for key in keys:
-            if self._index.get(key, tier) is not None:
+            if key in queue or self._index.get(key, tier) is not None:
                 continue
             if not self._has_slot_for(key):
-                self._refuse(tier, 1, Reason.NO_SLOT)
+                self._refuse(tier, 1, Reason.QUEUE_FULL)
             elif not self._stage.policies.admission.admit(key, spec, self._index.used_bytes(tier)):
                 self._refuse(tier, 1, Reason.NOT_ADMITTED)
-            elif (victims := self._make_room(tier)) is None:
-                self._refuse(tier, 1, Reason.NO_ROOM)
             else:
-                writes.append(key)
-                evicts[key] = victims
-                self._index.reserve(key, tier, spec.stored_bytes)
                 self._index.pin(key, HOST)
                 self._in_transit[key] += 1
-        for at in range(0, len(writes), self._batch_blocks):
-            batch = writes[at : at + self._batch_blocks]
-            self._stage.write(tier, batch, [victim for key in batch for victim in evicts[key]])
+                queue[key] = None
+                taken.append(key)
+        return taken
+
+    def advance(self) -> list[BlockKey]:
+        """Start the writes that flow lets go; returns the blocks that will not be written after all."""
+        given_up: list[BlockKey] = []
+        for tier, queue in self._queues.items():
+            while queue and self._jobs[tier] < _MOST_JOBS and self._stage.flow.may_write(tier, self._stage.now_ns()):
+                given_up += self._start_job(tier, queue)
+        return given_up
+
+    def _start_job(self, tier: str, queue: dict[BlockKey, None]) -> list[BlockKey]:
+        given_up: list[BlockKey] = []
+        writes: list[BlockKey] = []
+        evicts: list[BlockKey] = []
+        while queue and len(writes) < self._batch_blocks:
+            key = next(iter(queue))
+            del queue[key]
+            is_there = self._index.get(key, tier) is not None  # by a probe, since it was queued
+            victims = None if is_there else self._make_room(tier)
+            if victims is None:
+                if not is_there:
+                    self._refuse(tier, 1, Reason.NO_ROOM)
+                self._index.unpin(key, HOST)
+                self._let_go(key)
+                given_up.append(key)
+                continue
+            self._index.reserve(key, tier, self._stage.specs[tier].stored_bytes)
+            writes.append(key)
+            evicts.extend(victims)
+        if writes:
+            self._jobs[tier] += 1
+            self._stage.write(tier, writes, evicts)
+        return given_up
+
+    @property
+    def queued(self) -> bool:
+        """Writes wait for flow to let them go."""
+        return any(self._queues.values())
+
+    def pins(self) -> Counter[tuple[BlockKey, str]]:
+        """Every pin that waiting writes hold, to be checked against the index."""
+        return Counter((key, HOST) for queue in self._queues.values() for key in queue)
 
     def on_written(self, result: JobResult) -> None:
         tier, eviction = result.job.tier, self._stage.eviction[result.job.tier]
+        self._jobs[tier] -= 1
         doubtful: list[BlockKey] = []
         for key in result.job.evicts:
             if result.outcomes[key] is Outcome.OK:
@@ -133,7 +190,7 @@ class Stores:
 
     def _has_slot_for(self, key: BlockKey) -> bool:
         """Whether stores may hold one more slot, or hold this block's already."""
-        return key in self._in_transit or len(self._in_transit) < self._stage.usable_slots
+        return key in self._in_transit or len(self._in_transit) < self._most_slots
 
     def _let_go(self, key: BlockKey) -> None:
         self._in_transit[key] -= 1

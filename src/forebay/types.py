@@ -147,6 +147,22 @@ class JobKind(Enum):
     """ask a shared tier which blocks it holds"""
 
 
+class Traffic(Enum):
+    """What a transfer is for. The value is its rank: the lower goes first."""
+
+    DEMAND = 0
+    """A request waits for it."""
+    PREFETCH = 1
+    WRITE = 2
+
+
+class Channel(NamedTuple):
+    """One place of one tier: what can be slow, full or hung by itself."""
+
+    tier: str
+    route: int
+
+
 class Read(NamedTuple):
     """One block of a load plan: where it comes from. `source` is `HOST` or a tier's name; that copy is pinned."""
 
@@ -185,8 +201,13 @@ class Job:
     moved_bytes: int
     route: int = 0
     """Which of a `Routed` tier's places a READ goes to. Jobs of different routes never wait for each other."""
+    traffic: Traffic = Traffic.DEMAND
     evicts: tuple[BlockKey, ...] = ()
     """Blocks that a WRITE deletes before it writes, so that the tier never exceeds its capacity."""
+
+    @property
+    def channel(self) -> Channel:
+        return Channel(self.tier, self.route)
 
 
 @dataclass(frozen=True, slots=True)

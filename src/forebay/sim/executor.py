@@ -41,6 +41,9 @@ class SimExecutor:
             results.append(JobResult(job, work(), started_ns, ended_ns))
         return results
 
+    def give_up(self, job: Job) -> None:
+        """It ends when it ends: no thread is held."""
+
     def wait(self, until_ns: int) -> None:
         """Advance the clock to the end of the next job, or to `until_ns` if that comes first."""
         next_ns = self._running[0][0] if self._running else until_ns

@@ -11,7 +11,7 @@ Forebay's host pool would: a block is in the pool while a task of the engine wor
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,11 +21,24 @@ import msgspec
 from forebay.connectors.vllm.region import RegionPool
 from forebay.errors import InvariantBroken
 from forebay.events import EventSink, JobEnded, Reason
+from forebay.flow import FlowOptions
 from forebay.policies.lru import LRU
 from forebay.ports import AdmissionPolicy, EvictionPolicy, Executor, Tier
 from forebay.stage import Policies, Stage
-from forebay.stores import Stores
-from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
+from forebay.stores import StoreLimits, Stores
+from forebay.types import (
+    HOST,
+    BlockKey,
+    Channel,
+    DeviceBlock,
+    Job,
+    JobId,
+    JobKind,
+    JobResult,
+    Outcome,
+    Slot,
+    Traffic,
+)
 
 _WITHDRAWN = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
 """Outcomes of a read after which the tier is known not to hold the block."""
@@ -130,8 +143,13 @@ class Shelf:
         options = options or ShelfOptions()
         self._name, self._shared = tier.spec.name, tier.spec.shared
         policies = Policies({HOST: LRU(), self._name: eviction}, admission)
-        self._stage = Stage(pool, {self._name: tier}, policies, _NoDevice(), executor, emit, reserve_share=0.0)
-        self._stores = Stores(self._stage, options.write_batch_blocks, int(options.full_backoff_s * 1e9))
+        self._stage = Stage(pool, {self._name: tier}, policies, _NoDevice(), executor, emit, 0.0, FlowOptions())
+        limits = StoreLimits(
+            batch_blocks=options.write_batch_blocks,
+            slots=self._stage.usable_slots,
+            full_backoff_ns=int(options.full_backoff_s * 1e9),
+        )
+        self._stores = Stores(self._stage, limits)
         self._pool, self._eviction, self._index = pool, eviction, self._stage.index
         self._writing: dict[BlockKey, _Task] = {}
         self._reads: dict[JobId, _Read] = {}
@@ -176,15 +194,13 @@ class Shelf:
                 self._enter(key, slot)
                 self._index.commit(key, HOST)
                 fresh.append(key)
-        self._stores.write(self._name, fresh)
-        for key in fresh:
-            if self._index.get(key, self._name) is None:  # refused, and an event has said why
-                opened.failed.add(key)
-                self._leave(self._index.forget(key, HOST).slot)
-            else:
-                opened.open_blocks += 1
-                self._writing[key] = opened
-        self._settle(opened)
+        taken = self._stores.write(self._name, fresh)
+        opened.open_blocks = len(fresh)
+        self._writing.update(dict.fromkeys(fresh, opened))
+        self._give_up(set(fresh) - set(taken))  # an event has said why
+        if not fresh:
+            self._settle(opened)
+        self._give_up(self._stores.advance())
 
     def load(self, task: int, keys: Sequence[BlockKey], slots: Sequence[Slot]) -> None:
         """Fill these slots. They are the shelf's until the task has ended."""
@@ -201,8 +217,12 @@ class Shelf:
             self._index.pin(key, self._name)
         if wanted:
             opened.open_blocks = len(wanted)
-            job = self._stage.read(self._name, wanted)
-            self._reads[job.job_id] = _Read(opened, pinned)
+            routes: defaultdict[int, list[BlockKey]] = defaultdict(list)
+            for key in wanted:
+                routes[self._stage.route(self._name, key)].append(key)
+            for route, there in routes.items():
+                job = self._stage.read(Channel(self._name, route), there, Traffic.DEMAND)
+                self._reads[job.job_id] = _Read(opened, pinned.intersection(there))
         self._settle(opened)
 
     def accessed(self, keys: Iterable[BlockKey]) -> None:
@@ -224,6 +244,7 @@ class Shelf:
                     self._stores.on_probed(result)
                 case _:
                     self._on_answered(result)
+        self._give_up(self._stores.advance())
         now_ns = self._stage.now_ns()
         self._absent.prune(now_ns)
         self._distrusted.prune(now_ns)
@@ -233,7 +254,7 @@ class Shelf:
     def drain(self) -> None:
         """Block until no job is in flight. What ended meanwhile is for the next `poll`."""
         ended: list[Ended] = []
-        while self._stage.jobs:
+        while self._stage.jobs or self._stores.queued:
             self._stage.wait(self._stage.now_ns() + 1_000_000_000)
             ended += self.poll()
         self._ended = ended + self._ended
@@ -264,23 +285,34 @@ class Shelf:
                 self._distrusted.note(key, now_ns)
             if outcome in _WITHDRAWN and self._index.is_ready(key, self._name):
                 self._stage.withdraw(key, self._name, _WITHDRAWN[outcome])
-        task.open_blocks = 0
+        task.open_blocks -= len(result.job.keys)
         self._settle(task)
 
     def _on_written(self, result: JobResult) -> None:
         self._stores.on_written(result)
+        tasks = {id(task): task for task in map(self._writing.__getitem__, result.job.keys)}
+        for task in tasks.values():
+            task.busy_ns += result.finished_ns - result.started_ns
         for key in result.job.keys:
-            task = self._writing.pop(key)
-            self._leave(self._index.forget(key, HOST).slot)
             if result.outcomes[key] is Outcome.OK:
                 self._distrusted.forget(key)
                 self._absent.forget(key)
             else:
-                task.failed.add(key)
-            task.open_blocks -= 1
-            if key == result.job.keys[-1]:  # every block of a job belongs to one task
-                task.busy_ns += result.finished_ns - result.started_ns
-                self._settle(task)
+                self._writing[key].failed.add(key)
+            self._end_write(key)
+
+    def _give_up(self, keys: Iterable[BlockKey]) -> None:
+        """These blocks will not be written."""
+        for key in keys:
+            self._writing[key].failed.add(key)
+            self._end_write(key)
+
+    def _end_write(self, key: BlockKey) -> None:
+        """The engine's slot is its own again."""
+        task = self._writing.pop(key)
+        self._leave(self._index.forget(key, HOST).slot)
+        task.open_blocks -= 1
+        self._settle(task)
 
     def _on_answered(self, result: JobResult) -> None:
         found: list[BlockKey] = []

@@ -1,0 +1,290 @@
+"""Which transfer goes next: order, credits in flight, shares of the bandwidth. A pure state machine.
+
+It moves nothing and knows no clock: every time comes in as an argument, so it runs unchanged over threads and under
+virtual time. The order is that of `fairness`, the credits those of `credits`, and what transfers take is learned in
+`costs`.
+
+A channel is one place of one tier. It has a number of blocks in flight, enough to keep the device busy and no more,
+since what is in flight cannot be reordered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from forebay.costs import ChannelCost
+from forebay.credits import Depth, Rate
+from forebay.errors import ConfigError
+from forebay.fairness import Order, Queue
+from forebay.types import Channel, Job, JobId, JobResult, Traffic
+
+
+class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    order: Order = Order.FAIR_SOJOURN
+    stretch: float = 1.0
+    """A load never ends later than fair sharing would end one `stretch` times as long. Above 1, short loads may pass
+    long ones for longer, which lowers the mean."""
+    first_depth_blocks: int = 32
+    """Blocks in flight on a channel until measurements say better."""
+    most_depth_blocks: int = 256
+    prefetch_share: float = 0.9
+    """Share of a channel's bandwidth that prefetches may take, and of the host pool that they may fill."""
+    write_share: float = 0.1
+    """Share of a tier's bandwidth that writes keep while demand waits there. Without demand they have all of it."""
+    retry_s: float = 1.0
+    """How long a channel that let a read hang is left alone before one block is tried; doubles up to a minute."""
+
+
+def check_flow_options(options: FlowOptions) -> None:
+    """Raises ConfigError for values that cannot work."""
+    if not (math.isfinite(options.stretch) and options.stretch >= 1):
+        raise ConfigError(f"flow: stretch must be 1 or more, not {options.stretch}")
+    if not 1 <= options.first_depth_blocks <= options.most_depth_blocks:
+        raise ConfigError("flow: first_depth_blocks must be 1 or more, and at most most_depth_blocks")
+    for name in ("prefetch_share", "write_share"):
+        if not 0 < getattr(options, name) <= 1:
+            raise ConfigError(f"flow: {name} must be above 0 and at most 1, not {getattr(options, name)}")
+    if not (math.isfinite(options.retry_s) and options.retry_s > 0):
+        raise ConfigError(f"flow: retry_s must be a number of seconds above 0, not {options.retry_s}")
+
+
+class ChannelState(Enum):
+    """OPEN --a job is late--> CLOSED --retry_s--> TRYING --a read ends in time--> OPEN, or else CLOSED for longer."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    TRYING = "trying"
+
+
+class _Lane:
+    """A channel as flow sees it."""
+
+    def __init__(self, options: FlowOptions) -> None:
+        self.depth = Depth(options.first_depth_blocks, options.most_depth_blocks)
+        self.cost = ChannelCost()
+        self.in_flight: Counter[Traffic] = Counter()
+        """Blocks, without those of jobs that are late."""
+        self.waiting: Counter[Traffic] = Counter()
+        """Blocks that have not been granted."""
+        self.state = ChannelState.OPEN
+        self.opens_ns = 0
+        self.retry_ns = int(options.retry_s * 1e9)
+        self.share: Rate | None = None
+        """What prefetches may take here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """How much may be sent on a channel now."""
+
+    blocks: int
+    batch_blocks: int
+    """Blocks that one job should carry, so that more than one is in flight."""
+    is_idle: bool
+    """Nothing is in flight: even a small job is better than none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """What an operator sees of a channel."""
+
+    channel: Channel
+    state: ChannelState
+    depth_blocks: int
+    in_flight_blocks: int
+    waiting_blocks: int
+    bytes_per_s: float | None
+    """As measured while it was busy; None before the first job."""
+
+
+class Flow:
+    """All channels and the queue before them."""
+
+    def __init__(self, options: FlowOptions, block_bytes: int) -> None:
+        check_flow_options(options)
+        self._options, self._block_bytes = options, block_bytes
+        self.queue = Queue(options.order, options.stretch)
+        self._lanes: defaultdict[Channel, _Lane] = defaultdict(lambda: _Lane(options))
+        self._rates: dict[tuple[str, Traffic], Rate] = {}
+        self._write_shares: dict[str, Rate] = {}
+        self._late: dict[JobId, Channel] = {}
+
+    # --- what is wanted
+
+    def want(self, channel: Channel, traffic: Traffic, blocks: int) -> None:
+        """So many more blocks wait for this channel; negative when some do not any more."""
+        self._lanes[channel].waiting[traffic] += blocks
+
+    def demand_waits(self, tier: str) -> bool:
+        return any(
+            lane.waiting[Traffic.DEMAND] or lane.in_flight[Traffic.DEMAND]
+            for channel, lane in self._lanes.items()
+            if channel.tier == tier
+        )
+
+    # --- what may go
+
+    def grant(self, channel: Channel, traffic: Traffic, now_ns: int) -> Grant:
+        """How many blocks of this traffic may be put in flight now."""
+        lane = self._lanes[channel]
+        in_flight = lane.in_flight.total()
+        batch_blocks = max(1, lane.depth.blocks // 2)
+        free_blocks = lane.depth.blocks - in_flight
+        if not self.is_open(channel, now_ns):
+            free_blocks = 0
+        elif lane.state is ChannelState.TRYING:
+            free_blocks, batch_blocks = (0 if in_flight else 1), 1
+        held_back = lane.waiting[Traffic.DEMAND] or not self._share_allows(lane, now_ns)
+        if traffic is Traffic.PREFETCH and held_back:
+            free_blocks = 0
+        rate = self._rates.get((channel.tier, traffic))
+        if rate is not None and not rate.allows(now_ns):
+            free_blocks = 0
+        return Grant(max(0, free_blocks), batch_blocks, in_flight == 0)
+
+    def may_write(self, tier: str, now_ns: int) -> bool:
+        """Whether a write job may start: no demand in the way, or its share not used up."""
+        rate = self._rates.get((tier, Traffic.WRITE))
+        if rate is not None and not rate.allows(now_ns):
+            return False
+        if not self.demand_waits(tier):
+            return True
+        share = self._write_share(tier, now_ns)
+        return share is None or share.allows(now_ns)
+
+    def is_open(self, channel: Channel, now_ns: int) -> bool:
+        """Whether reads may be sent to a channel, be it one block to try it."""
+        lane = self._lanes.get(channel)
+        if lane is None:
+            return True
+        if lane.state is ChannelState.CLOSED and now_ns >= lane.opens_ns:
+            lane.state = ChannelState.TRYING
+        return lane.state is not ChannelState.CLOSED
+
+    @property
+    def all_open(self) -> bool:
+        """No channel is closed or being tried: the common case, and cheap to ask."""
+        return not self._late and all(lane.state is ChannelState.OPEN for lane in self._lanes.values())
+
+    def limit(self, tier: str, traffic: Traffic, bytes_per_s: float | None, now_ns: int) -> None:
+        """Set or lift a limit, at any time. Raises ConfigError unless it is positive."""
+        if bytes_per_s is None:
+            self._rates.pop((tier, traffic), None)
+            return
+        if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
+            raise ConfigError(f"a rate limit must be above 0 bytes a second, not {bytes_per_s}")
+        self._rates[tier, traffic] = Rate(bytes_per_s, now_ns)
+
+    # --- what went, and what came of it
+
+    def sent(self, job: Job, now_ns: int) -> None:
+        if (rate := self._rates.get((job.tier, job.traffic))) is not None:
+            rate.take(job.moved_bytes, now_ns)
+        if job.traffic is Traffic.WRITE:
+            if (share := self._write_share(job.tier, now_ns)) is not None and self.demand_waits(job.tier):
+                share.take(job.moved_bytes, now_ns)
+            return
+        lane = self._lanes[job.channel]
+        lane.in_flight[job.traffic] += len(job.keys)
+        lane.cost.began(now_ns)
+        if job.traffic is Traffic.PREFETCH and lane.share is not None:
+            lane.share.take(job.moved_bytes, now_ns)
+
+    def ended(self, result: JobResult, now_ns: int) -> None:
+        """A read has ended, in time or late."""
+        job = result.job
+        lane = self._lanes[job.channel]
+        if self._late.pop(job.job_id, None) is not None:
+            self._reopen(lane)
+            return
+        lane.in_flight[job.traffic] -= len(job.keys)
+        if lane.state is ChannelState.TRYING:
+            self._reopen(lane)
+        before_blocks = lane.in_flight.total() + len(job.keys)
+        lacked_work = not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
+        lane.depth.moved(len(job.keys), now_ns, lacked_work=lacked_work)
+        lane.cost.ended(job.moved_bytes, now_ns, is_idle=not lane.in_flight.total())
+        if job.traffic is Traffic.DEMAND:
+            self.queue.served(job.moved_bytes)
+
+    def late(self, job: Job, now_ns: int) -> None:
+        """A read is overdue: nobody waits for it any more, and its channel is left alone for a while."""
+        self.given_up(job)
+        lane = self._lanes[job.channel]
+        if lane.state is not ChannelState.CLOSED:
+            lane.state = ChannelState.CLOSED
+            lane.opens_ns = now_ns + lane.retry_ns
+            lane.retry_ns = min(2 * lane.retry_ns, 60_000_000_000)
+
+    def given_up(self, job: Job) -> None:
+        """Nobody waits for this read any more, for no fault of its channel."""
+        lane = self._lanes[job.channel]
+        self._late[job.job_id] = job.channel
+        lane.in_flight[job.traffic] -= len(job.keys)
+        lane.cost.stalled(is_idle=not lane.in_flight.total())
+
+    def _share_allows(self, lane: _Lane, now_ns: int) -> bool:
+        """Whether prefetches have some of their share of this channel left; it follows what the channel gives."""
+        bytes_per_s = lane.cost.bytes_per_s
+        if bytes_per_s is None:
+            return not lane.in_flight.total()
+        if lane.share is None:
+            lane.share = Rate(bytes_per_s * self._options.prefetch_share, now_ns)
+        lane.share.bytes_per_s = bytes_per_s * self._options.prefetch_share
+        return lane.share.allows(now_ns)
+
+    def _write_share(self, tier: str, now_ns: int) -> Rate | None:
+        """What writes may take of a tier while demand waits there; None before anything is known of it."""
+        known = [
+            lane.cost.bytes_per_s for channel, lane in self._lanes.items()
+            if channel.tier == tier and lane.cost.bytes_per_s is not None
+        ]  # fmt: skip
+        if not known:
+            return None
+        share = self._write_shares.get(tier)
+        if share is None:
+            share = self._write_shares[tier] = Rate(1.0, now_ns)
+        share.bytes_per_s = sum(known) * self._options.write_share
+        return share
+
+    def _reopen(self, lane: _Lane) -> None:
+        lane.state, lane.retry_ns = ChannelState.OPEN, int(self._options.retry_s * 1e9)
+
+    # --- what it takes
+
+    def read_ns(self, channel: Channel, moved_bytes: int) -> int | None:
+        """Expected time of reading so much with nothing else in the way; None before the first job there."""
+        lane = self._lanes.get(channel)
+        return lane.cost.read_ns(moved_bytes) if lane is not None else None
+
+    def wait_ns(self, channel: Channel, work_bytes: int) -> int:
+        """Expected time until a demand load of this size is served: what is in flight and what goes before it."""
+        lane = self._lanes.get(channel)
+        if lane is None or (bytes_per_s := lane.cost.bytes_per_s) is None:
+            return 0
+        before_bytes = lane.in_flight.total() * self._block_bytes + self.queue.ahead_bytes(work_bytes)
+        return int(before_bytes / bytes_per_s * 1e9)
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """When something may go that may not go now, although nothing ends before; None if no time matters."""
+        times = [rate.opens_ns(now_ns) for rate in self._rates.values() if not rate.allows(now_ns)]
+        for lane in self._lanes.values():
+            if lane.state is ChannelState.CLOSED and lane.waiting.total():
+                times.append(lane.opens_ns)
+            if lane.share is not None and lane.waiting[Traffic.PREFETCH] and not lane.share.allows(now_ns):
+                times.append(lane.share.opens_ns(now_ns))
+        times += [share.opens_ns(now_ns) for share in self._write_shares.values() if not share.allows(now_ns)]
+        return min(times, default=None)
+
+    def channels(self) -> Iterator[ChannelView]:
+        for channel, lane in sorted(self._lanes.items()):
+            yield ChannelView(
+                channel, lane.state, lane.depth.blocks, lane.in_flight.total(), lane.waiting.total(),
+                lane.cost.bytes_per_s,
+            )  # fmt: skip
