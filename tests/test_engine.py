@@ -500,10 +500,10 @@ def test_starting_many_loads_costs_each_of_them_once(monkeypatch: pytest.MonkeyP
     granted = 0
     grant = Loads._grant
 
-    def counting(loads: Loads, load: object) -> None:
+    def counting(loads: Loads, load: object, now_ns: int) -> bool:
         nonlocal granted
         granted += 1
-        grant(loads, load)  # type: ignore[arg-type]
+        return grant(loads, load, now_ns)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Loads, "_grant", counting)
     blocks = world.lend(0, 5)

@@ -101,7 +101,7 @@ def _load_limits(options: EngineOptions, pool: HostPool) -> LoadLimits:
 def _store_limits(options: EngineOptions, usable_slots: int) -> StoreLimits:
     return StoreLimits(
         batch_blocks=options.batch_blocks,
-        slots=min(usable_slots, max(1, int(usable_slots * options.write_queue_share))),
+        slots=max(1, math.ceil(usable_slots * options.write_queue_share)),
         full_backoff_ns=int(options.full_backoff_s * 1e9),
     )
 

@@ -148,6 +148,16 @@ class Flow:
             free_blocks = 0
         return Grant(max(0, free_blocks), batch_blocks, in_flight == 0)
 
+    def is_saturated(self, batch_blocks: int, now_ns: int) -> bool:
+        """No channel that blocks wait for would take a job of so many: there is no need to ask load by load."""
+        for channel, lane in self._lanes.items():
+            if lane.waiting.total():
+                grant = self.grant(channel, Traffic.DEMAND, now_ns)
+                wanted = min(batch_blocks, grant.batch_blocks)
+                if grant.is_idle or grant.blocks >= wanted or lane.state is not ChannelState.OPEN:
+                    return False
+        return True
+
     def may_write(self, tier: str, now_ns: int) -> bool:
         """Whether a write job may start: no demand in the way, or its share not used up."""
         rate = self._rates.get((tier, Traffic.WRITE))

@@ -223,6 +223,8 @@ class Loads:
         now_ns = self._stage.now_ns()
         self._give_up_late(now_ns)
         for name in self._flow.queue.in_order():
+            if self._flow.is_saturated(self._limits.batch_blocks, now_ns):
+                break
             load = self._loads.get(name)
             if load is not None and not self._grant(load, now_ns):
                 break  # no slot for it, and so none for those behind it

@@ -11,20 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
-<<<<<<< HEAD
-from forebay.events import Dropped, EventSink, Reason, Refused
-=======
-from forebay.events import Dropped, EventSink, Overdue, Reason
+from forebay.events import Dropped, EventSink, Overdue, Reason, Refused
 from forebay.flow import Flow, FlowOptions
->>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
 from forebay.pins import Pins
 from forebay.planner import by_speed
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Routed, Tier, Watched, Work
-<<<<<<< HEAD
-from forebay.types import HOST, BlockKey, Change, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Pinned, Slot
-=======
 from forebay.types import (
     HOST,
     BlockKey,
@@ -40,7 +33,6 @@ from forebay.types import (
     Slot,
     Traffic,
 )
->>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
 
 log = logging.getLogger("forebay.stage")
 
@@ -62,11 +54,8 @@ class Stage:
         executor: Executor,
         emit: EventSink,
         reserve_share: float,
-<<<<<<< HEAD
-        pin_share: float = 0.0,
-=======
         flow: FlowOptions,
->>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
+        pin_share: float = 0.0,
     ) -> None:
         assert set(policies.eviction) == {HOST, *tiers}, "one eviction policy for the host pool and for each tier"
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
@@ -77,7 +66,6 @@ class Stage:
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
-<<<<<<< HEAD
         self._reserved_slots = max(1, int(pool.slots * reserve_share))
         pinnable = {HOST: int((pool.slots - 2 * self._reserved_slots) * pin_share)}
         pinnable |= {
@@ -85,11 +73,7 @@ class Stage:
             for name in self.order
         }
         self.pins = Pins(pinnable)
-=======
-        self.usable_slots = pool.slots - max(1, int(pool.slots * reserve_share))
-        """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
         self.flow = Flow(flow, pool.block_bytes)
->>>>>>> 2a4ca6a (Flow: order, credits in flight, shares, deadlines; prefetches; bounded write queues)
         self.jobs: dict[JobId, Job] = {}
         """In flight, and somebody waits for them."""
         self._stranded: dict[JobId, list[Slot]] = {}

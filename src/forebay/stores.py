@@ -45,6 +45,8 @@ class Stores:
         """Blocks that wait to be written, by tier, first come first; each holds a pin on its host copy."""
         self._jobs: Counter[str] = Counter()
         """WRITE jobs in flight by tier."""
+        self._filling: Counter[str] = Counter()
+        """Blocks that those jobs write."""
         self._limits = {name: _Limit(spec.capacity_bytes, spec.capacity_bytes) for name, spec in stage.specs.items()}
         self._in_transit: Counter[BlockKey] = Counter()
         """Blocks whose slots stores hold, with the number of jobs that use them."""
@@ -56,25 +58,39 @@ class Stores:
         return not self._in_transit
 
     def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock]) -> int:
-        at_hand = [key for key in keys if self._index.is_ready(key, HOST)]
-        self.write_through(at_hand)  # first, since the slots taken below may be theirs
+        most = self._write_at_hand(keys)  # first, since the slots taken below may be theirs
         fresh: list[BlockKey] = []
         blocks: list[DeviceBlock] = []
         taken = 0
-        for key, block in zip(keys, device_blocks, strict=True):
+        for key, block in zip(keys[:most], device_blocks, strict=False):
             if self._index.get(key, HOST) is None:
                 slot = self._stage.take_slot() if self._has_slot_for(key) else None
                 if slot is None:
-                    self._refuse(HOST, len(keys) - taken, Reason.NO_SLOT)
                     break
                 self._stage.reserve_host(key, slot)
                 self._in_transit[key] += 1
                 fresh.append(key)
                 blocks.append(block)
             taken += 1
+        if taken < len(keys):
+            self._refuse(HOST, len(keys) - taken, Reason.NO_SLOT)
         if fresh:
             self._stage.copy(JobKind.COPY_OUT, fresh, blocks)
         return taken
+
+    def _write_at_hand(self, keys: Sequence[BlockKey]) -> int:
+        """Queue those that are in the host pool already; returns how many leading keys may be taken."""
+        for position, key in enumerate(keys):
+            if not self._index.is_ready(key, HOST) or not self._is_lacking(key):
+                continue
+            if not self._has_slot_for(key):
+                return position
+            self.write_through((key,))
+        return len(keys)
+
+    def _is_lacking(self, key: BlockKey) -> bool:
+        """Whether some tier neither holds the block nor is about to."""
+        return any(key not in queue and self._index.get(key, tier) is None for tier, queue in self._queues.items())
 
     def on_copied_out(self, result: JobResult, arrived: Sequence[BlockKey]) -> None:
         self.write_through(arrived)
@@ -101,6 +117,8 @@ class Stores:
                 self._refuse(tier, 1, Reason.QUEUE_FULL)
             elif not self._stage.policies.admission.admit(key, spec, self._index.used_bytes(tier)):
                 self._refuse(tier, 1, Reason.NOT_ADMITTED)
+            elif (len(queue) + self._filling[tier] + 1) * spec.stored_bytes > self._limit_bytes(tier):
+                self._refuse(tier, 1, Reason.NO_ROOM)  # it could only evict what is written together with it
             else:
                 self._index.pin(key, HOST)
                 self._in_transit[key] += 1
@@ -137,6 +155,7 @@ class Stores:
             evicts.extend(victims)
         if writes:
             self._jobs[tier] += 1
+            self._filling[tier] += len(writes)
             self._stage.write(tier, writes, evicts)
         return given_up
 
@@ -152,6 +171,7 @@ class Stores:
     def on_written(self, result: JobResult) -> None:
         tier, eviction = result.job.tier, self._stage.eviction[result.job.tier]
         self._jobs[tier] -= 1
+        self._filling[tier] -= len(result.job.keys)
         doubtful: list[BlockKey] = []
         for key in result.job.evicts:
             if result.outcomes[key] is Outcome.OK:
