@@ -108,7 +108,7 @@ def test_purge_asks_and_without_an_answer_does_nothing(root: Path) -> None:
     command = [sys.executable, "-c", "from forebay.cli import main; main()", "pool", "purge", str(root)]
     ended = subprocess.run(command, input="n\n", capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "Remove 10 blocks?" in ended.stderr
+    assert "Remove 10 blocks, 80.00 KiB?" in ended.stderr
     assert "nothing was removed" in ended.stderr
     assert len(list(root.rglob("*.kv"))) == 10
 

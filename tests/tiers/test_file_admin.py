@@ -123,7 +123,7 @@ def test_verify_refuses_a_block_of_another_namespace(roots: list[Path]) -> None:
 
 def test_purge_of_one_namespace_leaves_the_other(roots: list[Path]) -> None:
     digest = digest_of(namespace_of(OTHER_BYTES)).hex()
-    report = admin.purge(roots, digest[:8])
+    report = admin.purge(roots, admin.Selection(namespace=digest[:8]))
     assert (report.namespaces, report.removed_blocks, report.removed_bytes) == ((digest,), 3, 3 * 8192)
     assert report.kept == ()
     assert not any(namespace_dir(root, OTHER_BYTES).exists() for root in roots)
@@ -150,14 +150,14 @@ def test_purge_removes_only_what_forebay_made(roots: list[Path]) -> None:
 @pytest.mark.parametrize("namespace", ["", "..", "xyz", "0" * 65, "abc", "*"])
 def test_purge_wants_a_digest(roots: list[Path], namespace: str) -> None:
     with pytest.raises(ConfigError, match="hex digits"):
-        admin.purge(roots, namespace)
+        admin.purge(roots, admin.Selection(namespace=namespace))
     assert sum(stat.blocks for stat in admin.stat(roots)) == 23
 
 
 def test_purge_wants_exactly_one_namespace(roots: list[Path]) -> None:
     missing = next(f"{i:04x}" for i in range(3) if not any(f"{i:04x}" == path.name[:4] for path in roots[0].iterdir()))
     with pytest.raises(ConfigError, match="0 namespaces"):
-        admin.purge(roots, missing)
+        admin.purge(roots, admin.Selection(namespace=missing))
 
 
 @pytest.mark.parametrize("command", [admin.stat, admin.ls, admin.verify, admin.purge])

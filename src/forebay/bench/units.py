@@ -16,6 +16,8 @@ _FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | 
     unit.lower(): 1024 ** (power + 1) for power, unit in enumerate(_BINARY)
 }
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])\s*", re.ASCII)
 _BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 NOTHING = "–"
 """Shown where there is no such figure."""
@@ -31,6 +33,26 @@ def parse_bytes(text: str) -> int:
     if quantity_bytes >= 2**63:
         raise ConfigError(f"a size of {match[1][:12]}... {match[2]} is more than any machine has: give less")
     return int(quantity_bytes)
+
+
+def parse_rate(text: str) -> float:
+    """`200MB/s` -> bytes a second, more than 0. Raises ConfigError without a unit."""
+    quantity, slash, unit = text.partition("/")
+    try:
+        bytes_per_s = parse_bytes(quantity) if slash and unit.strip() == "s" else 0
+    except ConfigError:
+        bytes_per_s = 0
+    if bytes_per_s <= 0:
+        raise ConfigError(f"{text[:80]!a} is not a rate: give a number above 0 and its unit, such as 200MB/s")
+    return bytes_per_s
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `15m`, `12h`, `7d`, `2w` -> seconds. Raises ConfigError without a unit."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text[:80]!a} is not a time: give a number and its unit, s, m, h, d or w, such as 7d")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def bytes_text(quantity_bytes: float | None) -> str:

@@ -223,7 +223,7 @@ def _delete_from(roots: Sequence[Path], namespace: Namespace) -> None:
     if not any((root / digest).is_dir() for root in roots):
         return
     try:
-        report = admin.purge(roots, digest)
+        report = admin.purge(roots, admin.Selection(namespace=digest))
     except (ConfigError, OSError) as error:
         log.warning("blocks stay: this engine no longer finds them, another may (%s)", error)
     else:

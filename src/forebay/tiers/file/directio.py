@@ -152,6 +152,15 @@ def _lock(descriptor: int) -> Locks | None:
 
 def remove_if_its_writer_died(path: str) -> bool:
     """Remove a file of `create_temp` unless a live process holds its lock. Where there are no locks, keep it."""
+    return _if_its_writer_died(path, os.unlink)
+
+
+def its_writer_died(path: str) -> bool:
+    """Whether `remove_if_its_writer_died` would remove it now."""
+    return _if_its_writer_died(path, lambda path: None)
+
+
+def _if_its_writer_died(path: str, then: Callable[[str], None]) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -159,7 +168,7 @@ def remove_if_its_writer_died(path: str) -> bool:
     try:
         if _lock(descriptor) is not Locks.HELD:
             return False
-        os.unlink(path)  # noqa: PTH108
+        then(path)
     except OSError:
         return False
     finally:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,16 +177,37 @@ def walk_fans(root: str, namespace_hex: str) -> list[str]:
 def walk_blocks(root: str, namespace_hex: str) -> Iterator[BlockFile]:
     """Every entry with a block's name in its right place. Others are no business of ours; vanishing ones are gone."""
     for fan in walk_fans(root, namespace_hex):
-        for entry in _entries(f"{root}/{namespace_hex}/{fan}"):
-            if _BLOCK.fullmatch(entry.name) and entry.name.startswith(fan):
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield BlockFile(
-                    entry.path, namespace_hex, BlockKey(bytes.fromhex(entry.name[:-3])),
-                    found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode),
-                )  # fmt: skip
+        yield from _blocks_in(root, namespace_hex, fan, _entries(f"{root}/{namespace_hex}/{fan}"))
+
+
+def walk_blocks_after(root: str, namespace_hex: str, key_hex: str) -> Iterator[BlockFile]:
+    """Those whose keys come after `key_hex`, in the order of their keys."""
+    for fan in sorted(walk_fans(root, namespace_hex)):
+        if fan >= key_hex[:2]:
+            entries = [entry for entry in _entries(f"{root}/{namespace_hex}/{fan}") if entry.name[:-3] > key_hex]
+            yield from _blocks_in(root, namespace_hex, fan, sorted(entries, key=lambda entry: entry.name))
+
+
+def remove_block(file: BlockFile) -> bool:
+    """False for one that is gone already: a store may have evicted it meanwhile. Raises other errors as they are."""
+    try:
+        os.unlink(file.path)  # noqa: PTH108
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _blocks_in(root: str, namespace_hex: str, fan: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[BlockFile]:
+    for entry in entries:
+        if _BLOCK.fullmatch(entry.name) and entry.name.startswith(fan):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield BlockFile(
+                entry.path, namespace_hex, BlockKey(bytes.fromhex(entry.name[:-3])),
+                found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode),
+            )  # fmt: skip
 
 
 def sweep(root: str) -> int:

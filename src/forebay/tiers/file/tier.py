@@ -27,6 +27,7 @@ from forebay.tiers.file.lanes import Batch, Lanes, Work
 from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
 from forebay.tiers.file.root import Durability, Root, RootSettings
+from forebay.tiers.file.scrub import BackgroundScrub, ScrubLimits
 from forebay.types import BlockKey, Namespace, Outcome, Stored, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
@@ -67,6 +68,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """So is a root with a call in flight for longer than this."""
     retry_s: float = 5.0
     """A stopped root is tried again after this time."""
+    scrub_bytes_per_s: float = 0.0
+    """Read every block about once a day in the background to find damage early, at most this fast; 0 does not."""
+    ttl_s: float = 0.0
+    """The scrub removes blocks that were written longer ago than this; 0 keeps them whatever their age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,7 @@ class FileTier:
             for i, (root, chosen) in enumerate(zip(roots, options.roots, strict=True))
         )
         self._placement = _placement(self._members)
+        self._scrub = self._start_scrub(options)
 
     # --- the port ------------------------------------------------------------------------------
 
@@ -264,6 +270,8 @@ class FileTier:
     def close(self) -> None:
         """Finish what is queued and end the I/O threads. Safe to call twice."""
         self._closed = True
+        if self._scrub is not None:
+            self._scrub.close()
         if self._fast is not None:
             self._fast.close()
         for member in self._members:
@@ -297,6 +305,17 @@ class FileTier:
     def reads(self) -> ReadsReport:
         """Who reads blocks here, and how many so far."""
         return self._fast.report(self._io_reason) if self._fast else ReadsReport(Io.PYTHON, self._io_reason)
+
+    def _start_scrub(self, options: Options) -> BackgroundScrub | None:
+        if not options.scrub_bytes_per_s:
+            return None
+        health = {member.root.path: member.root.health for member in self._members}
+
+        def well() -> list[Path]:
+            return [path for path in health if health[path].state is RootState.ONLINE]
+
+        limits = ScrubLimits(bytes_per_s=options.scrub_bytes_per_s, ttl_s=options.ttl_s)
+        return BackgroundScrub(well, limits, lambda path, kind: health[path].count(kind))
 
     # --- placement -----------------------------------------------------------------------------
 
@@ -478,6 +497,11 @@ def _check_options(options: Options) -> None:
     for root in options.roots:
         if not (root.weight > 0 and math.isfinite(root.weight)):
             raise ConfigError(f"root {root.path}: weight {root.weight} must be a positive number")
+    for name in ("scrub_bytes_per_s", "ttl_s"):
+        if not (getattr(options, name) >= 0 and math.isfinite(getattr(options, name))):
+            raise ConfigError(f"file tier: {name} must be 0 or more, not {getattr(options, name)}")
+    if options.ttl_s and not options.scrub_bytes_per_s:
+        raise ConfigError("file tier: ttl_s is kept by the scrub: give scrub_bytes_per_s too, or run 'forebay pool gc'")
     for name in ("hang_s", "retry_s"):
         if not (getattr(options, name) > 0 and math.isfinite(getattr(options, name))):
             raise ConfigError(f"file tier: {name} must be a positive number of seconds, not {getattr(options, name)}")

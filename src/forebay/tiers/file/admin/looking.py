@@ -1,0 +1,167 @@
+"""What is in a pool: roots and namespaces, counted from the disk, whether or not a store knows of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import ConfigError
+from forebay.tiers.file import layout
+from forebay.tiers.file.format import Shape
+from forebay.types import Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Blocks in one root."""
+
+    root: str
+    blocks: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootStat:
+    root: str
+    root_id: str
+    format_version: int
+    namespaces: int
+    blocks: int
+    stored_bytes: int
+    """What files under blocks' names take, whether or not any store still claims them."""
+    odd_files: int
+    """Of these: those whose length is not their namespace's, of a newer format or damaged. `verify` tells which."""
+    odd_bytes: int
+    unfinished_files: int
+    """In tmp/: being written, or left by writers that died since the pool was last opened."""
+    unfinished_bytes: int
+    set_aside_files: int
+    set_aside_bytes: int
+    free_bytes: int
+    """Of the file system, for this user."""
+    file_system_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceListing:
+    """One namespace over all the roots."""
+
+    digest: str
+    namespace: Namespace | None
+    """None where no root says intelligibly what the digest stands for."""
+    usage: tuple[Usage, ...]
+
+    @property
+    def blocks(self) -> int:
+        return sum(usage.blocks for usage in self.usage)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(usage.stored_bytes for usage in self.usage)
+
+
+def stat(roots: Sequence[Path]) -> tuple[RootStat, ...]:
+    """What is in each root."""
+    return tuple(_root_stat(root, marker) for root, marker in marked(roots))
+
+
+def ls(roots: Sequence[Path]) -> tuple[NamespaceListing, ...]:
+    """Every namespace with what it stands for, in the order of the digests."""
+    usage: dict[str, list[Usage]] = {}
+    known: dict[str, Namespace] = {}
+    for root, _ in marked(roots):
+        for namespace_hex in layout.walk_namespaces(str(root)):
+            usage.setdefault(namespace_hex, []).append(_usage(root, [namespace_hex]))
+            namespace = layout.read_namespace(root, namespace_hex)
+            if namespace is not None:
+                known[namespace_hex] = namespace
+    return tuple(NamespaceListing(name, known.get(name), tuple(found)) for name, found in sorted(usage.items()))
+
+
+# --- roots -------------------------------------------------------------------------------------
+
+
+def marked(roots: Sequence[Path]) -> list[tuple[Path, layout.Marker]]:
+    """The roots with their markers, each once. One that is no pool refuses the whole call."""
+    found: list[tuple[Path, layout.Marker]] = []
+    for absolute in dict.fromkeys(Path(os.path.realpath(root)) for root in roots):
+        try:
+            marker = layout.read_marker(absolute)
+        except OSError as error:
+            raise ConfigError(f"cannot read {error.filename or absolute}: {error.strerror}") from None
+        if marker is None and (absolute / layout.MARKER).is_symlink():
+            raise ConfigError(
+                f"{absolute / layout.MARKER} is a link to nothing: restore the marker, or name another pool"
+            )
+        if marker is None:
+            raise ConfigError(f"{absolute} has no {layout.MARKER}: it is not a pool of Forebay, name one that is")
+        _check_listable(absolute)
+        found.append((absolute, marker))
+    return found
+
+
+def _check_listable(root: Path) -> None:
+    """What cannot be listed must not look like an empty pool."""
+    directories = [root, root / layout.TMP, root / layout.QUARANTINE]
+    for namespace_hex in layout.walk_namespaces(str(root)):
+        directories.append(root / namespace_hex)
+        directories.extend(root / namespace_hex / fan for fan in layout.walk_fans(str(root), namespace_hex))
+    for directory in directories:
+        if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+            raise ConfigError(f"cannot list {directory}: run this as the user who owns the pool")
+
+
+def _root_stat(root: Path, marker: layout.Marker) -> RootStat:
+    namespaces = layout.walk_namespaces(str(root))
+    usage = _usage(root, namespaces)
+    odd = [length for name in namespaces for length in _odd_lengths(root, name)]
+    unfinished, quarantined = layout.temp_files(str(root)), layout.set_aside_files(str(root))
+    space = os.statvfs(root)
+    return RootStat(
+        root=str(root),
+        root_id=marker.root_id,
+        format_version=marker.format_version,
+        namespaces=len(namespaces),
+        blocks=usage.blocks,
+        stored_bytes=usage.stored_bytes,
+        odd_files=len(odd),
+        odd_bytes=sum(odd),
+        unfinished_files=len(unfinished),
+        unfinished_bytes=lengths(unfinished),
+        set_aside_files=len(quarantined),
+        set_aside_bytes=lengths(quarantined),
+        free_bytes=space.f_bavail * space.f_frsize,
+        file_system_bytes=space.f_blocks * space.f_frsize,
+    )
+
+
+def _usage(root: Path, namespaces: Sequence[str]) -> Usage:
+    blocks = stored_bytes = 0
+    for namespace_hex in namespaces:
+        for file in layout.walk_blocks(str(root), namespace_hex):
+            if file.is_regular:
+                blocks += 1
+                stored_bytes += file.length_bytes
+    return Usage(str(root), blocks, stored_bytes)
+
+
+def _odd_lengths(root: Path, namespace_hex: str) -> list[int]:
+    namespace = layout.read_namespace(root, namespace_hex)
+    if namespace is None:
+        return []
+    expected = Shape(bytes.fromhex(namespace_hex), namespace.block_bytes).stored_bytes
+    files = layout.walk_blocks(str(root), namespace_hex)
+    return [file.length_bytes for file in files if file.is_regular and file.length_bytes != expected]
+
+
+def lengths(paths: Sequence[str]) -> int:
+    """Bytes in these files, without those that are gone by now."""
+    total_bytes = 0
+    for path in paths:
+        try:
+            total_bytes += os.lstat(path).st_size
+        except OSError:
+            continue
+    return total_bytes
