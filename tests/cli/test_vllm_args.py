@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from forebay.cli import run as run_command_line
 from forebay.cli.vllm_args import vllm_args
 from forebay.connectors.vllm.options import read_options
 from forebay.connectors.vllm.tier_options import TierOptions, read_tier_options
@@ -61,11 +62,24 @@ def test_the_pool_is_named_absolutely(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_default_capacity_is_said(tmp_path: Path) -> None:
-    result = run(str(tmp_path / "not" / "yet"), "--json")
+    result = run(str(tmp_path / "yet to be"), "--json")
     capacity_gib = json.loads(result.stdout)["kv_connector_extra_config"]["capacity_gib"]
     assert capacity_gib > 0
     assert f"capacity: {capacity_gib} GiB" in result.stderr
     assert str(tmp_path) in result.stderr
+
+
+@pytest.mark.parametrize("place", ["missing/pool", "file/pool"])
+@pytest.mark.parametrize("more", [(), ("--capacity", "1GiB"), ("--native",)])
+def test_a_pool_with_nothing_to_make_it_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run_command_line(["vllm-args", str(tmp_path / place), *more]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert str((tmp_path / place).parent) in said.err
 
 
 @pytest.mark.parametrize("arguments", [("--capacity", "500"), ("--capacity", "0GiB"), ("--cpu-gib", "0")])

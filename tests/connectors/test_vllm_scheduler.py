@@ -282,9 +282,21 @@ def test_what_was_revoked_is_offered_again_by_whoever_finds_it_on_the_device() -
 # --- loads
 
 
-def test_a_hit_is_loaded_behind_what_the_device_has_and_leaves_a_token_to_compute() -> None:
+def test_all_of_a_prompt_may_be_loaded() -> None:
+    """vLLM then computes its last token again, in a block that is not stored again."""
     world, request = World(), Request("r", 6 * B)
     world.pool.held = set(request.block_hashes)
+    assert world.start(request) == 6 * B
+    (load,) = world.step().loads
+    assert (load.prefix, load.blocks) == (tuple(request.block_hashes), tuple(request.blocks))
+    world.side.apply(None, (), ["r"])
+    request.num_computed_tokens = 6 * B - 1  # as vLLM sets it
+    assert world.step(request, tokens=1).stores == ()
+
+
+def test_a_hit_is_loaded_behind_what_the_device_has() -> None:
+    world, request = World(), Request("r", 6 * B)
+    world.pool.held = set(request.block_hashes[:5])
     assert world.start(request, local_tokens=2 * B) == 3 * B
     plan = world.step()
     (load,) = plan.loads
@@ -323,7 +335,7 @@ def test_after_a_failed_block_the_rest_is_computed_and_stored_and_the_block_is_i
     request.num_computed_tokens = 2 * B  # as vLLM sets it
     (store,) = world.step(request).stores
     assert store.prefix == tuple(request.block_hashes[2:])
-    assert world.side.counts.failed_blocks == 3
+    assert world.side.counts.failed_blocks == 4
     assert world.side.matched_tokens(request, 0) == 0, "one failed load is enough for a request"
 
 
@@ -381,7 +393,7 @@ def test_what_is_told_to_forget_finds_nothing_old_and_shows_nothing_new() -> Non
     (store,) = world.step(old).stores
     assert not set(store.prefix) & set(old.block_hashes)
     world.pool.held = set(store.prefix)
-    assert world.start(Request("r", 4 * B)) == 3 * B, "it finds its own"
+    assert world.start(Request("r", 4 * B)) == 4 * B, "it finds its own"
 
 
 def test_a_broken_worker_ends_all_use_of_the_pool() -> None:

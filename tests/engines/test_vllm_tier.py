@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -58,6 +59,7 @@ def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: P
     assert filled.filler_answers == filled.answers + filled.long_answers
     with engine(filled.model, tier(filled.copy(tmp_path / "pool"))) as restored:
         assert restored.answer(PROMPTS) == filled.answers
+        check_documented_metrics()
         whole_blocks = (
             sum(len(tokens) // B for tokens in PROMPTS[:6])
             + len(COMMON) // B
@@ -67,6 +69,18 @@ def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: P
         assert restored.metric("vllm:kv_offload_tiering_read_bytes", tier="1:forebay") > 0
         assert restored.metric("vllm:forebay_tier_used_bytes") > 0
         assert restored.metric("vllm:forebay_tier_failed_blocks") == 0
+
+
+def check_documented_metrics() -> None:
+    """docs/vllm.md lists the tier's metrics, all of them, and vLLM's own that say what it does."""
+    from prometheus_client import REGISTRY
+
+    document = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    documented = set(re.findall(r"`(vllm:(?:external_prefix|kv_offload|forebay_tier)\w+)", document))
+    there = {family.name for family in REGISTRY.collect()}
+    assert documented <= there, documented - there
+    own = {name for name in there if name.startswith("vllm:forebay_tier_") and not name.endswith("_created")}
+    assert own == {name for name in documented if name.startswith("vllm:forebay_tier_")}
 
 
 def test_answers_without_asking_when_the_pool_is_not_shared(filled: Filled, tmp_path: Path) -> None:

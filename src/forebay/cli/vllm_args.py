@@ -39,7 +39,7 @@ def vllm_args(pool: Path, native: bool, cpu_gib: float, capacity: int | None, id
     In a script: vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --kv-transfer-config "$(forebay vllm-args POOL
     --json)"
     """
-    root = str(pool.absolute())
+    root = str(_placed(pool))
     capacity_gib = _capacity_gib(pool, capacity)
     shared: dict[str, Any] = {"pool": root, "capacity_gib": capacity_gib}
     if identity:
@@ -78,12 +78,22 @@ def _native(shared: dict[str, Any], cpu_gib: float) -> dict[str, Any]:
     }
 
 
+def _placed(pool: Path) -> Path:
+    """Absolute. vLLM makes a pool when it starts, but only where its parent is: else the disk may not be mounted."""
+    absolute = pool.absolute()
+    if not absolute.parent.is_dir():
+        raise ConfigError(
+            f"{absolute.parent} is no directory: mount its disk or make it, then a pool can be made in it"
+        )
+    return absolute
+
+
 def _capacity_gib(pool: Path, capacity_bytes: int | None) -> float:
     if capacity_bytes is not None:
         if capacity_bytes <= 0:
             raise ConfigError("--capacity must be above 0")
         return round(capacity_bytes / GIB, 3)
-    place = next((path for path in (pool.absolute(), *pool.absolute().parents) if path.exists()), Path("/"))
+    place = pool.absolute() if pool.exists() else pool.absolute().parent
     space = os.statvfs(place)
     capacity_gib = round(space.f_bavail * space.f_frsize * _FREE_SHARE / GIB, 1)
     if not capacity_gib > 0:

@@ -132,7 +132,7 @@ class SchedulerSide:
     def matched_tokens(self, request: Any, computed_tokens: int) -> int | None:
         """Tokens past the computed ones that the pool holds, in whole blocks. None: ask again.
 
-        At least one token of the request is left to compute.
+        That may be all there are: after an asynchronous load vLLM computes the last token of a request again.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -145,7 +145,7 @@ class SchedulerSide:
             return None
         if named is _Named.NEVER:
             tracked.may_load = tracked.may_store = False
-        end = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_tokens)
+        end = len(request.block_hashes)
         if self._broken or not tracked.may_store:
             return 0
         tracked.offered = self._first_revoked(tracked, start)
