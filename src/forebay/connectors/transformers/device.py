@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from forebay.connectors.streams import PinnedMemory, StreamJobs
 from forebay.errors import ConfigError
 from forebay.hostpool import HostPool
 from forebay.ports import EvictionPolicy
@@ -43,17 +44,6 @@ class BlockShape:
     @property
     def block_bytes(self) -> int:
         return math.prod(self.axes) * int(self.dtype.itemsize)
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """A job whose copies are under way on a GPU stream."""
-
-    job: Job
-    blocks: tuple[DeviceBlock, ...]
-    outcomes: dict[BlockKey, Outcome]
-    started_ns: int
-    ended: torch.cuda.Event
 
 
 class PagedDeviceCache:
@@ -94,11 +84,8 @@ class PagedDeviceCache:
         self._copying: Counter[DeviceBlock] = Counter()
         """Blocks with a copy in flight, either way."""
         self._done: list[JobResult] = []
-        self._transfers: list[_Transfer] = []
-        self._streams: dict[JobKind, torch.cuda.Stream] = {}
-        if device.type == "cuda":
-            self._streams = {kind: torch.cuda.Stream(device) for kind in (JobKind.COPY_IN, JobKind.COPY_OUT)}
-        self._pinned = _pin(self._slot_bytes) if self._streams else None
+        self._jobs = StreamJobs(device, clock) if device.type == "cuda" else None
+        self._pinned = PinnedMemory(self._slot_bytes) if self._jobs is not None else None
 
     # ---- blocks and keys
 
@@ -112,7 +99,7 @@ class PagedDeviceCache:
 
     @property
     def copies_in_flight(self) -> int:
-        return len(self._transfers)
+        return 0 if self._jobs is None else len(self._jobs)
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._block_of
@@ -167,33 +154,28 @@ class PagedDeviceCache:
 
     def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
         """Start one contiguous copy for each block. A copy that cannot be made is FAILED."""
-        started_ns = self._clock()
-        stream = self._streams.get(job.kind)
-        if stream is None:
+        if self._jobs is None:
+            started_ns = self._clock()
             self._done.append(JobResult(job, self._copy(job, blocks), started_ns, self._clock()))
             return
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            outcomes = self._copy(job, blocks)
-            ended = torch.cuda.Event()
-            ended.record(stream)
+        self._jobs.start(job, blocks, lambda: self._copy(job, blocks))
         self._copying.update(blocks)
-        self._transfers.append(_Transfer(job, tuple(blocks), outcomes, started_ns, ended))
 
     def poll(self) -> Sequence[JobResult]:
-        if self._transfers:
-            self._collect()
-        done, self._done = self._done, []
-        return done
+        if self._jobs is None:
+            done, self._done = self._done, []
+            return done
+        ended = self._jobs.take_ended()
+        for each in ended:
+            self._copying.subtract(each.blocks)
+        return [each.result for each in ended]
 
     def close(self) -> None:
         """Wait for copies in flight and let the pool's memory go. The cache is of no use afterwards."""
-        for transfer in self._transfers:
-            transfer.ended.synchronize()
-        self._collect()
+        if self._jobs is not None:
+            self._jobs.drain()
         if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = None
+            self._pinned.close()
 
     def _copy(self, job: Job, blocks: Sequence[DeviceBlock]) -> dict[BlockKey, Outcome]:
         inward = job.kind is JobKind.COPY_IN
@@ -207,32 +189,3 @@ class PagedDeviceCache:
                 log.error("%s of device block %d failed: %s", job.kind.value, block, error)
                 outcomes[key] = Outcome.FAILED
         return outcomes
-
-    def _collect(self) -> None:
-        running = []
-        for transfer in self._transfers:
-            outcomes = transfer.outcomes
-            try:
-                ended = transfer.ended.query()
-            except RuntimeError as error:
-                log.error("%s of %d blocks failed: %s", transfer.job.kind.value, len(transfer.blocks), error)
-                ended, outcomes = True, dict.fromkeys(transfer.job.keys, Outcome.FAILED)
-            if not ended:
-                running.append(transfer)
-                continue
-            self._copying.subtract(transfer.blocks)
-            self._done.append(JobResult(transfer.job, outcomes, transfer.started_ns, self._clock()))
-        self._transfers = running
-
-
-def _pin(slab: torch.Tensor) -> int | None:
-    """Page-lock the pool for the GPU: its address, or None (said in the log) when the driver refuses.
-
-    Unpinned memory works too, at a fraction of the bandwidth and with copies that block the caller.
-    """
-    address, pinned_bytes = int(slab.data_ptr()), slab.stride(0) * slab.shape[0]
-    status = torch.cuda.cudart().cudaHostRegister(address, pinned_bytes, 0)
-    if int(status) == 0:
-        return address
-    log.warning("the host pool is not page-locked (driver status %s): device copies will be slow", status)
-    return None

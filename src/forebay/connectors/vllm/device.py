@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from forebay.connectors.streams import PinnedMemory, StreamJobs
 from forebay.errors import ConfigError
 from forebay.hostpool import HostPool
 from forebay.types import BlockKey, DeviceBlock, Job, JobKind, JobResult, Outcome
@@ -245,19 +246,6 @@ def _move(kind: JobKind, host: npt.NDArray[np.uint8], device: npt.NDArray[np.uin
 # --- CUDA and ROCm
 
 
-@dataclass(slots=True)
-class _Transfer:
-    """A job under way on a stream."""
-
-    job: Job
-    blocks: tuple[DeviceBlock, ...]
-    outcomes: dict[BlockKey, Outcome]
-    started_ns: int
-    ended: torch.cuda.Event
-    kept: list[torch.Tensor]
-    """Host memory that the stream reads: the indices of the blocks."""
-
-
 class CudaDevice:
     """Copies on a stream of its own each way, ordered after what the model has queued when a job is submitted.
 
@@ -266,62 +254,45 @@ class CudaDevice:
     """
 
     def __init__(self, pages: KvPages, pool: HostPool, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._pages, self._clock = pages, clock
+        self._pages = pages
         self._host = torch.from_numpy(pool.slab)[:, : pages.block_bytes]
-        self._pinned = _pin(self._host)
+        self._pinned = PinnedMemory(self._host)
         self._batch_blocks = max(1, _STAGING_BYTES // pages.block_bytes)
         self._reading = _Reading()
-        self._transfers: list[_Transfer] = []
-        self._streams = {kind: torch.cuda.Stream(pages.device) for kind in (JobKind.COPY_IN, JobKind.COPY_OUT)}
+        self._jobs = StreamJobs(pages.device, clock)
 
     def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
         self._reading.begin(job, blocks)
-        stream, started_ns = self._streams[job.kind], self._clock()
-        outcomes, kept = dict.fromkeys(job.keys, Outcome.OK), []
-        ended = torch.cuda.Event()
-        stream.wait_stream(torch.cuda.current_stream(self._pages.device))
-        with torch.cuda.stream(stream):
+        ids: list[torch.Tensor] = []
+
+        def queue_copies() -> Mapping[BlockKey, Outcome]:
             try:
                 for at in range(0, len(blocks), self._batch_blocks):
                     batch = slice(at, at + self._batch_blocks)
-                    kept.append(torch.tensor(blocks[batch], dtype=torch.int64).pin_memory())
-                    self._move(job.kind, job.slots[batch], kept[-1].to(self._pages.device, non_blocking=True))
+                    ids.append(torch.tensor(blocks[batch], dtype=torch.int64).pin_memory())
+                    self._move(job.kind, job.slots[batch], ids[-1].to(self._pages.device, non_blocking=True))
             except RuntimeError as error:  # what torch makes of a device's errors
                 log.error("%s of %d blocks failed: %s", job.kind.value, len(blocks), error)
-                outcomes = dict.fromkeys(job.keys, Outcome.FAILED)
-            ended.record(stream)
-        self._transfers.append(_Transfer(job, tuple(blocks), outcomes, started_ns, ended, kept))
+                return dict.fromkeys(job.keys, Outcome.FAILED)
+            return dict.fromkeys(job.keys, Outcome.OK)
+
+        self._jobs.start(job, blocks, queue_copies, kept=ids)
 
     def poll(self) -> Sequence[JobResult]:
-        running: list[_Transfer] = []
-        results: list[JobResult] = []
-        for transfer in self._transfers:
-            outcomes = transfer.outcomes
-            try:
-                ended = transfer.ended.query()
-            except RuntimeError as error:
-                log.error("%s of %d blocks failed: %s", transfer.job.kind.value, len(transfer.blocks), error)
-                ended, outcomes = True, dict.fromkeys(transfer.job.keys, Outcome.FAILED)
-            if not ended:
-                running.append(transfer)
-                continue
-            self._reading.end(transfer.job, transfer.blocks)
-            results.append(JobResult(transfer.job, outcomes, transfer.started_ns, self._clock()))
-        self._transfers = running
-        return results
+        ended = self._jobs.take_ended()
+        for each in ended:
+            self._reading.end(each.result.job, each.blocks)
+        return [each.result for each in ended]
 
     def is_copying_out(self, block: DeviceBlock) -> bool:
         return block in self._reading
 
     def drain(self) -> None:
-        for stream in self._streams.values():
-            stream.synchronize()
+        self._jobs.drain()
 
     def close(self) -> None:
         self.drain()
-        if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = None
+        self._pinned.close()
 
     def _move(self, kind: JobKind, slots: Sequence[int], ids: torch.Tensor) -> None:
         """On the current stream. Staging memory belongs to it, so that reuse is ordered."""
@@ -381,13 +352,3 @@ def _word(pages: KvPages) -> torch.dtype:
         if all(number % dtype.itemsize == 0 for number in numbers):
             return dtype
     return torch.uint8
-
-
-def _pin(host: torch.Tensor) -> int | None:
-    """Page-lock the host pool: its address, or None (said in the log) when the driver refuses."""
-    address, pinned_bytes = int(host.data_ptr()), host.stride(0) * host.shape[0]
-    status = torch.cuda.cudart().cudaHostRegister(address, pinned_bytes, 0)
-    if int(status) == 0:
-        return address
-    log.warning("the host pool is not page-locked (driver status %s): copies will be slow and hold up steps", status)
-    return None
