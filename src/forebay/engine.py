@@ -159,14 +159,23 @@ class Engine:
             return None
         self._probes.pop(request.request_id, None)
         plan = LoadPlan(request.request_id, reads, len(request.keys))
-        self._stage.policies.admission.requested(request.keys)
+        if not request.announced:
+            self._stage.looked_up(request.keys, [read.key for read in reads])
         if reads:
             self._loads.add(plan)
-            self._stage.eviction[HOST].accessed([read.key for read in reads if read.source == HOST])
         self._loads.end_prefetch(_prefetch_name(request.request_id))
         hits = Counter(read.source for read in reads)
         self._stage.emit(Planned(self.now_ns(), request.request_id, plan.wanted_blocks, tuple(sorted(hits.items()))))
         return plan
+
+    def announce(self, prompt: Sequence[BlockKey]) -> None:
+        """A prompt has come, all of its full blocks in token order: for those who plan it in parts.
+
+        Else `plan_load` says so itself: policies should hear of each prompt once, and as a whole.
+        """
+        self._stage.looked_up(
+            prompt, [read.key for read in known_prefix(prompt, self._index, self._stage.order, self._is_open())]
+        )
 
     def start_load(self, plan: LoadPlan, device_blocks: Sequence[DeviceBlock]) -> None:
         """Bring the plan's blocks to the first `plan.hit_blocks` of these device blocks.

@@ -397,7 +397,6 @@ class Loads:
                 self._stage.withdraw(key, tier, _WITHDRAWN[outcome])
             self._seek(load, position)
         self._stage.eviction[HOST].inserted(arrived)
-        self._stage.eviction[tier].accessed(arrived)
         return arrived
 
     def _is_disproved(self, key: BlockKey, tier: str, outcome: Outcome) -> bool:

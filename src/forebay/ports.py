@@ -101,6 +101,15 @@ class EvictionPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesLookups(Protocol):
+    """An eviction policy that learns from whole prompts: it hears of a lookup by this, and not by `accessed`."""
+
+    def requested(self, keys: Sequence[BlockKey]) -> None:
+        """A prompt was looked up: all of its full blocks, in token order, held or not. What is held counts as used."""
+        ...
+
+
 class AdmissionPolicy(Protocol):
     def requested(self, keys: Sequence[BlockKey]) -> None:
         """A prompt was looked up: all of its full blocks, in token order."""

@@ -17,7 +17,17 @@ from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
 from forebay.pins import Pins
 from forebay.planner import by_speed
-from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Routed, Tier, Watched, Work
+from forebay.ports import (
+    AdmissionPolicy,
+    DevicePort,
+    EvictionPolicy,
+    Executor,
+    Routed,
+    SeesLookups,
+    Tier,
+    Watched,
+    Work,
+)
 from forebay.types import (
     HOST,
     BlockKey,
@@ -82,9 +92,11 @@ class Stage:
         self._last_job_id = 0
         self._device_jobs = 0
         for name, tier in tiers.items():
+            found: list[BlockKey] = []
             for stored in tier.scan():
                 self.index.adopt(stored.key, name, stored.stored_bytes)
-                self.eviction[name].inserted((stored.key,))
+                found.append(stored.key)
+            self.eviction[name].inserted(found[::-1])  # the oldest last: it ranks coldest
 
     def now_ns(self) -> int:
         return self._executor.now_ns()
@@ -93,6 +105,20 @@ class Stage:
     def usable_slots(self) -> int:
         """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
         return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)
+
+    # --- what policies learn
+
+    def looked_up(self, prompt: Sequence[BlockKey], held: Sequence[BlockKey]) -> None:
+        """A prompt was looked up, and these leading blocks of it are held somewhere: a use of them in every place.
+
+        Also where they are not read from: what is served from the pool for a while must not grow cold in the tiers.
+        """
+        self.policies.admission.requested(prompt)
+        for policy in self.eviction.values():
+            if isinstance(policy, SeesLookups):
+                policy.requested(prompt)
+            elif held:
+                policy.accessed(held)
 
     # --- slots and copies
 

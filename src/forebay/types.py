@@ -66,6 +66,8 @@ class Request:
 
     request_id: str
     keys: tuple[BlockKey, ...]
+    announced: bool = False
+    """This is a part of a prompt that was announced to the engine as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

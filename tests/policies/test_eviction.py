@@ -1,10 +1,11 @@
-"""What every eviction policy owes the engine, and what LRU and LRFU promise beyond it."""
+"""What every eviction policy owes the engine, and what each of them promises beyond it."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -14,14 +15,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import forebay.policies
 from forebay.errors import ConfigError
-from forebay.policies import lrfu
+from forebay.policies import lrfu, prefix_aware, s3fifo
 from forebay.policies.lrfu import LRFU
 from forebay.policies.lru import LRU
-from forebay.ports import EvictionPolicy
+from forebay.policies.prefix_aware import PrefixAware
+from forebay.policies.s3fifo import S3FIFO
+from forebay.ports import EvictionPolicy, SeesLookups
 from forebay.types import BlockKey
 
 MODULES = [
-    importlib.import_module(f"forebay.policies.{m.name}") for m in pkgutil.iter_modules(forebay.policies.__path__)
+    module
+    for found in pkgutil.iter_modules(forebay.policies.__path__)
+    if hasattr(module := importlib.import_module(f"forebay.policies.{found.name}"), "build")
 ]
 MAKERS: list[Callable[[], EvictionPolicy]] = [
     lambda module=module: module.build(module.Options())
@@ -42,8 +47,57 @@ def everything(_: BlockKey) -> bool:
     return True
 
 
-def test_both_policies_were_found() -> None:
-    assert len(MAKERS) == 2
+Step = tuple[str, list[int]]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("inserted", "accessed", "removed", "requested")),
+        st.lists(st.integers(0, 12), unique=True, max_size=5),
+    ),
+    max_size=60,
+)
+
+
+def apply(policy: EvictionPolicy, name: str, numbers: Sequence[int]) -> None:
+    if name == "requested":
+        ask(policy, keys(*numbers), keys(*numbers))
+    else:
+        getattr(policy, name)(keys(*numbers))
+
+
+def turn_over(policy: EvictionPolicy, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        policy.removed(policy.victims(1, everything))
+        policy.inserted(keys(number))
+
+
+def steps_of(work: Callable[[], None]) -> int:
+    """Lines of Python that some work takes."""
+    count = 0
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def ask(policy: EvictionPolicy, keys: Sequence[BlockKey], held: Sequence[BlockKey]) -> None:
+    """A lookup, as the engine tells it."""
+    if isinstance(policy, SeesLookups):
+        policy.requested(keys)
+    else:
+        policy.accessed(held)
+
+
+def test_all_policies_were_found() -> None:
+    assert len(MAKERS) == 4
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -84,9 +138,51 @@ class TestEveryPolicy:
         policy.inserted(keys(1))
         assert set(policy.victims(5, everything)) == set(keys(1, 2))
 
+    def test_a_use_saves_a_block_from_those_never_used(self, make: Callable[[], EvictionPolicy]) -> None:
+        policy = make()
+        policy.inserted(keys(1, 2, 3, 4))
+        policy.accessed(keys(4))
+        assert set(policy.victims(3, everything)) == set(keys(1, 2, 3))
+
+    def test_what_cannot_go_is_passed_over_and_stays(self, make: Callable[[], EvictionPolicy]) -> None:
+        policy = make()
+        policy.inserted(keys(*range(6)))
+        assert list(policy.victims(9, lambda k: k in keys(0, 3))) == keys(3, 0)
+        assert len(policy.victims(9, everything)) == 6
+
+    @given(steps=STEPS)
+    @settings(max_examples=40, deadline=None)
+    def test_questions_leave_no_trace(self, make: Callable[[], EvictionPolicy], steps: Sequence[Step]) -> None:
+        """A policy that is asked all the time answers as its twin that is not."""
+        asked, twin = make(), make()
+        for name, numbers in steps:
+            for policy in (asked, twin):
+                apply(policy, name, numbers)
+            asked.victims(3, lambda k: k[-1] % 2 == 0)
+            asked.victims(99, everything)
+        assert asked.victims(99, everything) == twin.victims(99, everything)
+
+    @given(steps=STEPS)
+    @settings(max_examples=40, deadline=None)
+    def test_a_short_answer_begins_a_long_one(self, make: Callable[[], EvictionPolicy], steps: Sequence[Step]) -> None:
+        policy = make()
+        for name, numbers in steps:
+            apply(policy, name, numbers)
+        whole = policy.victims(99, everything)
+        for count in range(len(whole)):
+            assert policy.victims(count, everything) == whole[:count]
+
+    def test_an_eviction_takes_few_steps_among_many_blocks(self, make: Callable[[], EvictionPolicy]) -> None:
+        """In lines of Python, not in seconds: `bench/eviction_cost.py` has the seconds, with a million blocks."""
+        policy = make()
+        count = 100_000
+        policy.inserted(keys(*range(count)))
+        turn_over(policy, range(count, count + 30_000))
+        assert steps_of(lambda: turn_over(policy, range(count + 30_000, count + 30_200))) < 200 * 300
+
 
 class Machine(RuleBasedStateMachine):
-    """Both policies know exactly the keys that a set knows."""
+    """All policies know exactly the keys that a set knows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +199,11 @@ class Machine(RuleBasedStateMachine):
     def access(self, numbers: list[int]) -> None:
         for policy in self.policies:
             policy.accessed(keys(*numbers))
+
+    @rule(numbers=st.lists(st.integers(0, 9), unique=True))
+    def look_up(self, numbers: list[int]) -> None:
+        for policy in self.policies:
+            ask(policy, keys(*numbers), keys(*numbers))
 
     @rule(numbers=st.lists(st.integers(0, 9), unique=True))
     def remove(self, numbers: list[int]) -> None:
@@ -168,3 +269,98 @@ def test_a_half_life_has_to_be_positive() -> None:
         lrfu.build(lrfu.Options(half_life=0.0))
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"half_live": 1.0}, lrfu.Options)
+
+
+# --- S3-FIFO
+
+
+def test_s3fifo_lets_what_is_used_once_pass_through_the_small_queue() -> None:
+    policy = S3FIFO()
+    policy.inserted(keys(*range(8)))
+    policy.accessed(keys(*range(8)))
+    policy.inserted(keys(100))
+    policy.removed(keys(100))  # the hand takes the eight that were used to the main queue
+    policy.inserted(keys(101, 102, 103))
+    assert list(policy.victims(1, everything)) == keys(103)
+    policy.removed(keys(103))
+    policy.inserted(keys(103))  # a ghost: it enters the main queue
+    assert list(policy.victims(1, everything)) == keys(102)
+    assert set(policy._main) == set(keys(*range(8), 103))
+
+
+def test_the_ghosts_of_s3fifo_are_bounded_by_its_main_queue() -> None:
+    policy = S3FIFO()
+    policy.inserted(keys(*range(20)))
+    policy.accessed(keys(*range(10)))
+    for number in range(100, 400):
+        turn_over(policy, [number])
+    assert 0 < len(policy._ghosts) <= len(policy._main)
+
+
+def test_a_small_share_lies_between_0_and_1() -> None:
+    for share in (0.0, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="small_share must be between 0 and 1"):
+            s3fifo.build(s3fifo.Options(small_share=share))
+
+
+# --- prefix-aware
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    st.data(),
+)
+def test_prefix_aware_lets_suffixes_go_first_in_however_many_parts_they_come(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    """Prompts that share prefixes, whose blocks arrive in several writes, interleaved with those of other prompts."""
+    policy = PrefixAware()
+    pieces: list[list[BlockKey]] = []
+    prompts: list[list[BlockKey]] = []
+    known: set[BlockKey] = set()
+    for number, length in enumerate(lengths):
+        shared = data.draw(st.integers(0, length)) if prompts else 0
+        prompt = prompts[-1][:shared] if prompts else []
+        prompt = prompt + [key(100 * number + position) for position in range(length - len(prompt))]
+        policy.requested(prompt)
+        prompts.append(prompt)
+        fresh = [k for k in prompt if k not in known]
+        known.update(fresh)
+        while fresh:
+            cut = data.draw(st.integers(1, len(fresh)))
+            pieces.append(fresh[:cut])
+            fresh = fresh[cut:]
+    while pieces:  # each prompt's own parts in their order
+        policy.inserted(pieces.pop(0))
+    order = {k: at for at, k in enumerate(policy.victims(999, everything))}
+    for prompt in prompts:
+        places = [order[k] for k in prompt]
+        assert places == sorted(places, reverse=True)
+
+
+def test_prefix_aware_learns_which_kind_is_used_again() -> None:
+    """Where blocks return just once, soon after they came, old blocks that were used again are the first to go."""
+    policy = PrefixAware()
+    policy.inserted(keys(*range(50)))
+    for number in range(1_000, 9_000):
+        fresh = keys(number)
+        policy.requested(fresh)
+        policy.inserted(fresh)
+        if number >= 1_010:
+            policy.requested(keys(number - 10))
+            policy.removed(policy.victims(1, lambda k, number=number: k != key(number)))
+    victim = policy.victims(1, everything)[0]
+    assert policy._kind_of(victim) == 1
+    assert all(policy._kind_of(key(number)) == 0 for number in range(8_990, 9_000)), "the ten that will return"
+
+
+def test_what_prefix_aware_remembers_is_bounded() -> None:
+    policy = PrefixAware(most_ghosts=100)
+    policy.inserted(keys(*range(50)))
+    for number in range(1_000, 5_000):
+        policy.requested(keys(number, 10_000 + number))  # the second one never comes
+        turn_over(policy, [number])
+    assert len(policy._ghosts) == 100
+    assert len(policy._expected) <= 1024
+    with pytest.raises(ConfigError, match="most_ghosts must be 0 or more"):
+        prefix_aware.build(prefix_aware.Options(most_ghosts=-1))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import msgspec
 
+from forebay.policies.recency import Group, Recency
 from forebay.types import BlockKey
 
 
@@ -18,28 +20,21 @@ def build(options: Options) -> LRU:
 
 
 class LRU:
-    """Keys from coldest to hottest. The last block of a call ranks coldest of them: the others do not need it."""
+    """The last block of a call ranks coldest of them: the others do not need it."""
 
     def __init__(self) -> None:
-        self._order: dict[BlockKey, None] = {}
+        self._blocks = Recency()
 
     def inserted(self, keys: Sequence[BlockKey]) -> None:
-        for key in reversed(keys):
-            self._order.pop(key, None)
-            self._order[key] = None
+        self.removed(keys)
+        self._blocks.add(keys, Group(0))
 
     def accessed(self, keys: Sequence[BlockKey]) -> None:
-        self.inserted([key for key in keys if key in self._order])
+        self.inserted([key for key in keys if key in self._blocks])
 
     def removed(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
-            self._order.pop(key, None)
+            self._blocks.discard(key)
 
     def victims(self, count: int, evictable: Callable[[BlockKey], bool]) -> Sequence[BlockKey]:
-        found: list[BlockKey] = []
-        for key in self._order:
-            if len(found) == count:
-                break
-            if evictable(key):
-                found.append(key)
-        return found
+        return list(islice(filter(evictable, self._blocks.coldest()), count))

@@ -122,6 +122,7 @@ class SessionStore:
         """
         clocks = _Clocks()
         sources: list[str | None] = [None] * len(keys)
+        self.engine.announce(keys)
         self._gather_hot(keys, kv, sources, clocks)
         for start, stop in _gaps(sources):
             self._load(request_id, keys, range(start, stop), kv, sources, clocks)
@@ -188,7 +189,7 @@ class SessionStore:
         """Plan the load of the blocks from `start` into these device blocks, and start it if anybody holds any."""
         started_ns = self.engine.now_ns()
         self._opened += 1  # a number of our own, since callers may use an id twice
-        request = Request(f"{request_id}/{self._opened}", tuple(keys[start : start + len(blocks)]))
+        request = Request(f"{request_id}/{self._opened}", tuple(keys[start : start + len(blocks)]), announced=True)
         while (plan := self.engine.plan_load(request)) is None:
             self._step()
         window = _Window(plan, start, tuple(blocks[: plan.hit_blocks]))
