@@ -97,12 +97,16 @@ class PrefixAware:
     def requested(self, keys: Sequence[BlockKey]) -> None:
         groups = (Group(self._clock), Group(self._clock))
         self._use(keys, groups[_AGAIN])
+        missing: set[int] = set()
         for key in keys:
             if self._kind_of(key) is not None:
                 continue
             kind = _AGAIN if self._returns(key) else _ONCE
             self._expected[key] = (kind, groups[kind])
             self._expected.move_to_end(key)
+            missing.add(kind)
+        for kind in sorted(missing):
+            self._kinds[kind].await_blocks(groups[kind])
         while len(self._expected) > max(len(keys), self._most_expected()):
             self._expected.popitem(last=False)
 

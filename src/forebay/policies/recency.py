@@ -8,10 +8,13 @@ holes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from forebay.types import BlockKey
+
+_MOST_AWAITED = 1024
+"""Groups that keep their place while none of their blocks has come."""
 
 
 class Group:
@@ -30,7 +33,8 @@ class Recency:
 
     def __init__(self) -> None:
         self._groups: OrderedDict[Group, None] = OrderedDict()
-        """Those with blocks, from coldest to hottest."""
+        """Those with blocks, and some whose blocks may come, from coldest to hottest."""
+        self._awaited: deque[Group] = deque()
         self._group_of: dict[BlockKey, Group] = {}
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -43,13 +47,21 @@ class Recency:
         return self._group_of[key].used_at
 
     def add(self, keys: Sequence[BlockKey], group: Group) -> None:
-        """Put blocks at the end of a group, and a group without blocks at the hot end. None of them may be here."""
+        """Put blocks at the end of a group, and a group that has no place at the hot end. No block may be here yet."""
         if not keys:
             return
-        if not group.keys:
-            self._groups[group] = None
+        self._groups.setdefault(group)
         group.keys.update(dict.fromkeys(keys))
         self._group_of.update(dict.fromkeys(keys, group))
+
+    def await_blocks(self, group: Group) -> None:
+        """Give a group its place at the hot end before its blocks come; not for ever."""
+        self._groups.setdefault(group)
+        self._awaited.append(group)
+        if len(self._awaited) > _MOST_AWAITED:
+            late = self._awaited.popleft()
+            if not late.keys:
+                self._groups.pop(late, None)
 
     def discard(self, key: BlockKey) -> None:
         group = self._group_of.pop(key, None)
