@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_RIDGE = 1e-9
-
 
 class Fit:
     """elapsed = sum of coefficient * feature, with coefficients that are never negative."""
 
-    def __init__(self, features: int, memory: float) -> None:
-        """`memory`: after this many more observations, one counts 1/e."""
+    def __init__(self, reluctance: Sequence[float], memory: float) -> None:
+        """`reluctance`: one small number a feature. Where observations do not tell features apart, the elapsed time is
+        laid at the door of the least reluctant one. `memory`: after this many more observations, one counts 1/e."""
+        features = len(reluctance)
+        self._ridge = np.diag(reluctance)
         self._moments = np.zeros((features, features))
         self._targets = np.zeros(features)
         self._decay = float(np.exp(-1.0 / memory))
@@ -50,7 +51,7 @@ class Fit:
         while active:
             moments = self._moments[np.ix_(active, active)]
             scale = np.sqrt(np.diag(moments))
-            scaled = moments / np.outer(scale, scale) + _RIDGE * np.eye(len(active))
+            scaled = moments / np.outer(scale, scale) + self._ridge[np.ix_(active, active)]
             solved = np.linalg.solve(scaled, self._targets[active] / scale) / scale
             if solved.min() >= 0:
                 found[active] = solved
@@ -66,7 +67,7 @@ class ChannelCost:
     """A busy period is observed in pieces of so many jobs, so that one that never ends is learned from too."""
 
     def __init__(self) -> None:
-        self._fit = Fit(2, memory=64.0)
+        self._fit = Fit((1e-6, 1e-9), memory=64.0)
         self._since_ns: int | None = None
         """When the piece of a busy period under observation began; None while idle."""
         self._from_idle = False
@@ -113,7 +114,7 @@ class PrefillCost:
     new token and one before it (attention)."""
 
     def __init__(self) -> None:
-        self._fit = Fit(3, memory=256.0)
+        self._fit = Fit((1e-6, 1e-9, 1e-8), memory=256.0)
 
     def computed(self, tokens: int, context_tokens: int, elapsed_ns: int) -> None:
         self._fit.see(_prefill_features(tokens, context_tokens), float(elapsed_ns))

@@ -273,6 +273,11 @@ class Flow:
         lane = self._lanes.get(channel)
         return lane.cost.read_ns(moved_bytes) if lane is not None else None
 
+    def flight_ns(self, channel: Channel) -> int:
+        """Expected time until all that is in flight has ended; 0 before the first job there."""
+        lane = self._lanes[channel]
+        return lane.cost.read_ns(lane.in_flight.total() * self._block_bytes) or 0
+
     def wait_ns(self, channel: Channel, work_bytes: int) -> int:
         """Expected time until a demand load of this size is served: what is in flight and what goes before it."""
         lane = self._lanes.get(channel)

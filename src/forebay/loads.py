@@ -31,6 +31,7 @@ from forebay.types import (
     BlockKey,
     Channel,
     DeviceBlock,
+    Job,
     JobId,
     JobKind,
     JobResult,
@@ -121,6 +122,8 @@ class Loads:
         """Blocks whose slot was granted to a load and that have not reached its device."""
         self._prefetched: Counter[BlockKey] = Counter()
         """Blocks that prefetches hold in the host pool, with the number of those that do."""
+        self._prefetching = 0
+        """Blocks whose reads for prefetches are in flight."""
         self._failed_once: set[tuple[BlockKey, str]] = set()
         """Blocks whose last read from a tier failed."""
         self._subjects: dict[JobId, _Positions] = {}
@@ -270,7 +273,7 @@ class Loads:
         """Slots that this traffic may take now. A demand load that finds none makes prefetched blocks give way."""
         free = self._stage.usable_slots - len(self._in_transit)
         if traffic is Traffic.PREFETCH:
-            return max(0, min(free, self._limits.prefetch_slots - len(self._prefetched)))
+            return max(0, min(free, self._limits.prefetch_slots - len(self._prefetched) - self._prefetching))
         return max(0, free)
 
     def _join_fills(self, load: _Load, channel: Channel) -> None:
@@ -311,18 +314,22 @@ class Loads:
             job = self._stage.read(channel, [load.key(position) for position in batch], load.traffic)
             self._subjects[job.job_id] = _Positions(load, batch)
             load.reading.add(job.job_id)
-            expected_ns = self._flow.read_ns(channel, job.moved_bytes) or 0
-            due_ns = now_ns + max(self._limits.read_deadline_ns, _LATE_BY * expected_ns)
+            due_ns = now_ns + max(self._limits.read_deadline_ns, _LATE_BY * self._flow.flight_ns(channel))
             heapq.heappush(self._due, (due_ns, job.job_id))
+        self._prefetching += len(positions) if load.traffic is Traffic.PREFETCH else 0
         if positions:
             self._flow.queue.granted(load.name, len(positions) * self._stage.pool.block_bytes)
         return len(positions)
 
     def _take_slot(self, traffic: Traffic) -> Slot | None:
         slot = self._stage.take_slot()
-        while slot is None and traffic is Traffic.DEMAND and self._yield_prefetch():
+        while slot is None and traffic is Traffic.DEMAND and self._is_starved() and self._yield_prefetch():
             slot = self._stage.take_slot()
         return slot
+
+    def _is_starved(self) -> bool:
+        """Loads move so few blocks at a time that it slows them down."""
+        return 4 * len(self._in_transit) < self._stage.usable_slots
 
     def _next(self, load: _Load, channel: Channel) -> int:
         """Take the channel's first waiting position."""
@@ -369,7 +376,11 @@ class Loads:
             load.parked.add(position)
 
     def _make_ready(self, load: _Load, position: int) -> None:
-        load.ready.append(position)
+        """Its host copy is READY and pinned."""
+        if load.traffic is Traffic.PREFETCH:
+            self._rest(load, position)
+        else:
+            load.ready.append(position)
         self._touched[load.name] = load
 
     # --- results
@@ -378,7 +389,7 @@ class Loads:
         """Apply a READ; returns the blocks that are in the host pool now."""
         tier, subject = result.job.tier, self._subjects.pop(result.job.job_id)
         load = subject.load
-        load.reading.discard(result.job.job_id)
+        self._stop_reading(load, result.job)
         arrived: list[BlockKey] = []
         for position, key in zip(subject.positions, result.job.keys, strict=True):
             outcome = result.outcomes[key]
@@ -398,6 +409,11 @@ class Loads:
             self._seek(load, position)
         self._stage.eviction[HOST].inserted(arrived)
         return arrived
+
+    def _stop_reading(self, load: _Load, job: Job) -> None:
+        load.reading.discard(job.job_id)
+        if job.traffic is Traffic.PREFETCH:
+            self._prefetching -= len(job.keys)
 
     def _is_disproved(self, key: BlockKey, tier: str, outcome: Outcome) -> bool:
         """MISSING and CORRUPT are facts. A read that failed may have been bad luck; one that fails twice is not.
@@ -444,9 +460,7 @@ class Loads:
             if position >= load.limit:
                 self._leave(load, position)
         load.ready.clear()
-        if load.traffic is Traffic.PREFETCH:
-            self._rest(load, wanted)
-        elif wanted:
+        if wanted:
             keys = [load.key(position) for position in wanted]
             job = self._stage.copy(JobKind.COPY_IN, keys, [load.blocks[position] for position in wanted])
             self._subjects[job.job_id] = _Positions(load, tuple(wanted))
@@ -495,7 +509,7 @@ class Loads:
         """Nobody waits for this READ any more. Its slots come back when it ends; what it brings is thrown away."""
         subject, job = self._subjects.pop(job_id), self._stage.jobs[job_id]
         load = subject.load
-        load.reading.discard(job_id)
+        self._stop_reading(load, job)
         self._stage.strand(job)
         for position, key in zip(subject.positions, job.keys, strict=True):
             self._release(load, position)
@@ -524,14 +538,16 @@ class Loads:
 
     # --- prefetched blocks
 
-    def _rest(self, load: _Load, positions: Sequence[int]) -> None:
-        """These positions of a prefetch are in the host pool, and stay pinned there."""
-        for position in positions:
-            key = load.key(position)
-            self._in_transit.discard(key)
-            load.open_blocks -= 1
-            load.arrived[position] = 1
-            self._prefetched[key] += 1
+    def _rest(self, load: _Load, position: int) -> None:
+        """This position of a prefetch is in the host pool, and stays pinned there."""
+        if position >= load.limit:
+            self._leave(load, position)
+            return
+        key = load.key(position)
+        self._in_transit.discard(key)
+        load.open_blocks -= 1
+        load.arrived[position] = 1
+        self._prefetched[key] += 1
 
     def end_prefetch(self, name: str) -> None:
         """The request is here and its plan holds what it needs: the prefetch lets go of it. Unknown names are fine."""

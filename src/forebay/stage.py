@@ -46,6 +46,9 @@ from forebay.types import (
 
 log = logging.getLogger("forebay.stage")
 
+_DISPROVED = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
+"""Outcomes of a read after which the tier is known not to hold the block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policies:
@@ -246,13 +249,20 @@ class Stage:
             if result.job.kind is JobKind.READ:
                 self.flow.ended(result, self.now_ns())
             if job_id in self._stranded:
-                for slot in self._stranded.pop(job_id):
-                    self.pool.give(slot)
+                self._end_stranded(result)
                 continue
             del self.jobs[job_id]
             if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
                 self._device_jobs -= 1
             yield result
+
+    def _end_stranded(self, result: JobResult) -> None:
+        """What it brought is thrown away, but not what it found out."""
+        for slot in self._stranded.pop(result.job.job_id):
+            self.pool.give(slot)
+        for key, outcome in result.outcomes.items():
+            if outcome in _DISPROVED and self.index.is_ready(key, result.job.tier):
+                self.withdraw(key, result.job.tier, _DISPROVED[outcome])
 
     def wait(self, until_ns: int) -> None:
         """Block until a job may have ended, or the clock reaches `until_ns`."""

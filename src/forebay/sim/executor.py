@@ -42,7 +42,8 @@ class SimExecutor:
         return results
 
     def give_up(self, job: Job) -> None:
-        """It ends when it ends: no thread is held."""
+        """Later jobs are served as if a substitute had taken its lane over."""
+        self._busy_until_ns.pop((job.tier, job.kind, job.route), None)
 
     def wait(self, until_ns: int) -> None:
         """Advance the clock to the end of the next job, or to `until_ns` if that comes first."""

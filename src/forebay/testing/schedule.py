@@ -67,6 +67,10 @@ class Chances:
     failed_copy: float = 0.02
     cancel_plan: float = 0.1
     cancel_load: float = 0.1
+    hung_read: float = 0.01
+    """A read job that takes a minute."""
+    prefetch: float = 0.05
+    """A step that prefetches, or gives a prefetch up."""
     beneath: float = 0.05
     """A call of `beneath`: damage, or another process at work on a tier."""
 
@@ -123,6 +127,7 @@ class Record:
     loaded_blocks: int = 0
     cancelled_loads: int = 0
     unanswered_lookups: int = 0
+    prefetched_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -150,7 +155,14 @@ class Schedule:
         self._beneath = beneath
         self.record = Record()
         latency_ns = {name: tier.spec.read_latency_ns for name, tier in tiers.items()}
-        self._executor = SimExecutor(lambda job: latency_ns.get(job.tier, 1_000) + len(job.keys) * 5_000)
+        hangs = random.Random(seed + 1)
+
+        def cost_ns(job: Job) -> int:
+            if job.kind is JobKind.READ and hangs.random() < self._chances.hung_read:
+                return 60_000_000_000
+            return latency_ns.get(job.tier, 1_000) + len(job.keys) * 5_000
+
+        self._executor = SimExecutor(cost_ns)
         pool = HostPool(host_slots, BLOCK_BYTES)
         self._device = ModelDevice(pool, 256, self._chances, self._rng)
         self.engine = Engine(
@@ -160,7 +172,7 @@ class Schedule:
             self._device,
             self._executor,
             self._note,
-            engine_options or EngineOptions(batch_blocks=3),
+            engine_options or EngineOptions(batch_blocks=3, read_deadline_s=0.5, prefetch_linger_s=0.1),
         )
         self._prompts = [self._prompt(number) for number in range(12)]
         self._open: dict[str, _Open] = {}
@@ -233,6 +245,15 @@ class Schedule:
         opened = _Open(request, self._lend(plan.hit_blocks))
         self._open[request.request_id] = opened
         self.engine.start_load(plan, opened.blocks)
+
+    def _prefetch(self, keys: tuple[BlockKey, ...]) -> None:
+        """For the request after the next few, or for none at all."""
+        request_id = f"r{self._last_request + self._rng.randrange(1, 4)}"
+        if self._rng.random() < 0.2:
+            self.engine.cancel_prefetch(request_id)
+        else:
+            expected_ns = self._executor.now_ns() + self._rng.choice((0, 1_000_000, 100_000_000))
+            self.record.prefetched_blocks += self.engine.prefetch(Request(request_id, keys), expected_ns)
 
     def _plan(self, request: Request) -> LoadPlan | None:
         """Ask until there is an answer, sometimes not for long enough."""
