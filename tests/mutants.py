@@ -144,6 +144,54 @@ MUTANTS = (
         "        digest.update(str(value).encode())",
         ("tests/test_keys.py",),
     ),
+    Mutant(
+        "glance-closes-the-case", "tiers/file/breaker.py",
+        "self._failures = self._failures if call.is_glance else 0",
+        "self._failures = 0",
+        ("tests/tiers/test_file_breaker.py",),
+    ),
+    Mutant(
+        "hang-goes-unnoticed", "tiers/file/breaker.py",
+        "            if now_ns - call.began_ns <= self._limits.hang_ns:\n                break\n",
+        "            break\n",
+        ("tests/tiers/test_file_breaker.py",),
+    ),
+    Mutant(
+        "try-queues-behind-what-hangs", "tiers/file/breaker.py",
+        "has_thread = len(self._in_flight) < self._limits.threads",
+        "has_thread = True",
+        ("tests/tiers/test_file_breaker.py",),
+    ),
+    Mutant(
+        "full-disk-stops-the-root", "tiers/file/health.py",
+        "if error.errno not in NO_ROOM | _NOT_THE_ROOTS:",
+        "if error.errno not in _NOT_THE_ROOTS:",
+        ("tests/tiers/test_file_health.py",),
+    ),
+    Mutant(
+        "stopped-root-is-never-tried", "tiers/file/tier.py",
+        "            if member.root.health.reads.is_due():",
+        "            if False:",
+        ("tests/tiers/test_file_health.py",),
+    ),
+    Mutant(
+        "newer-block-is-held", "tiers/file/root.py",
+        "return self._fits(found) and key not in self._newer",
+        "return self._fits(found)",
+        ("tests/tiers/test_file_identity.py",),
+    ),
+    Mutant(
+        "namespace-of-a-block-unchecked", "tiers/file/format.py",
+        "    if header.shape.namespace_digest != shape.namespace_digest:",
+        "    if False:",
+        ("tests/tiers/test_file_identity.py",),
+    ),
+    Mutant(
+        "scrub-position-off-by-one", "tiers/file/layout.py",
+        "if entry.name[:-3] > key_hex]",
+        "if entry.name[:-3] >= key_hex]",
+        ("tests/tiers/test_file_scrub.py",),
+    ),
 )  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -306,3 +308,94 @@ def test_what_is_set_aside_is_counted_by_reason(pool: Pool) -> None:
         file.write(b"x" * 64)
     assert pool.outcomes([flipped, cut]) == {Outcome.CORRUPT}
     assert pool.report.events == {"payload-checksum": 1, "wrong-length": 1}
+
+
+def test_a_root_that_hangs_in_a_lookup_holds_a_write_up_for_a_hang_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The real clock, and names on `b` that do not resolve, as on a network mount whose server is gone."""
+    answer, real = threading.Event(), os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "b")) and str(path).endswith(".kv"):
+            answer.wait(60)
+        return real(path)
+
+    tier = open_tier(tmp_path / "a", tmp_path / "b", hang_s=0.05, retry_s=60.0)
+    for_a = [number for number in range(100) if tier.route(key_of(number)) == 0]
+    monkeypatch.setattr("forebay.tiers.file.root.os.lstat", lstat)
+    assert write_all(tier, for_a[:3]) == [Outcome.OK] * 3
+    assert "b has not answered a lookup" in warnings_of(caplog)[0]
+    assert write_all(tier, for_a[3:6]) == [Outcome.OK] * 3
+    assert tier.describe()[1].state is RootState.STOPPED
+    assert [get(tier, number, BLOCK_BYTES) for number in for_a[:6]] == [payload_of(n, BLOCK_BYTES) for n in for_a[:6]]
+    assert tier.describe()[1].events == {"hung": 1, "stopped": 1}
+    assert tier.describe()[0].events == {}
+    answer.set()
+    tier.close()
+
+
+def test_a_tier_under_a_rain_of_errors_gives_right_bytes_or_none(tmp_path: Path) -> None:
+    """Two of three roots fail at random, in any call, under several threads; once they are mended all is well again."""
+    roots = [tmp_path / name for name in "abc"]
+    counter = itertools.count()
+    raining = threading.Event()
+
+    def chance(path: str) -> None:
+        if raining.is_set() and not path.startswith(str(roots[0])) and zlib.crc32(b"%d" % next(counter)) % 3 == 0:
+            number = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)[next(counter) % 5]
+            raise OSError(number, os.strerror(number))
+
+    def opener(path: str, flags: int, mode: int) -> int:
+        chance(path)
+        return os.open(path, flags, mode)
+
+    def mover(source: str, target: str) -> None:
+        chance(target)
+        os.rename(source, target)  # noqa: PTH104
+
+    def guarded(call: Callable[[int, Sequence[memoryview], int], int]) -> Callable[..., int]:
+        def strike(descriptor: int, parts: Sequence[memoryview], at: int) -> int:
+            chance(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+            return call(descriptor, parts, at)
+
+        return strike
+
+    calls = replace(REAL_CALLS, open=opener, preadv=guarded(os.preadv), pwritev=guarded(os.pwritev), rename=mover)
+    now_ns = itertools.count(0, 10**6)
+    tier = open_tier(*roots, calls=calls, clock_ns=lambda: next(now_ns), retry_s=0.1, hang_s=1e6)
+    raining.set()
+    wrong: list[int] = []
+
+    def live(thread: int) -> None:
+        for turn in range(12):
+            numbers = [(thread * 7 + turn * 5 + i) % 40 for i in range(8)]
+            write_all(tier, numbers)
+            views = [slot(BLOCK_BYTES) for _ in numbers]
+            outcomes = tier.read([key_of(number) for number in numbers], views)
+            wrong.extend(
+                number for number, view, outcome in zip(numbers, views, outcomes, strict=True)
+                if outcome is Outcome.OK and bytes(view[:BLOCK_BYTES]) != payload_of(number, BLOCK_BYTES)
+            )  # fmt: skip
+            tier.delete([key_of(numbers[0])])
+            tier.contains([key_of(number) for number in numbers])
+
+    threads = [threading.Thread(target=live, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    raining.clear()
+    assert wrong == []
+    for _ in range(60):  # tries come with time, and with blocks that have their home there
+        write_all(tier, range(200, 260))
+        tier.delete([key_of(number) for number in range(200, 260)])
+        if all(report.state is RootState.ONLINE for report in tier.describe()):
+            break
+    put(tier, NUMBERS, BLOCK_BYTES)
+    assert [get(tier, number, BLOCK_BYTES) for number in NUMBERS] == [payload_of(n, BLOCK_BYTES) for n in NUMBERS]
+    assert [report.state for report in tier.describe()] == [RootState.ONLINE] * 3
+    assert [os.listdir(root / "tmp") for root in roots] == [[], [], []]
+    assert tier.describe()[0].events == {}
+    assert {"EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE"} <= {kind for r in tier.describe() for kind in r.events}
+    tier.close()
