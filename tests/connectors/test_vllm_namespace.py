@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -185,6 +186,15 @@ def test_one_byte_of_weights_changed_in_place_is_noticed_in_spite_of_the_cache(
         file.write(bytes([byte ^ 1]))
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert weights_identity(config_of(model_dir), IdentityOptions(), cache) != first
+
+
+def test_reading_weights_says_how_far_it_is(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="forebay")
+    seconds = itertools.count(step=11)  # each part of a file takes 11 s
+    digest_files(weight_files(model_dir), None, lambda: float(next(seconds)))
+    lines = [record.getMessage() for record in caplog.records]
+    assert "weights: 0.0 of 0.0 GB read" in lines
+    assert lines[-1].startswith("read 0.00 GB of weights in ")
 
 
 def test_a_damaged_cache_of_digests_is_made_anew(model_dir: Path, tmp_path: Path) -> None:

@@ -40,6 +40,16 @@ class Engine:
         asked = [{"prompt_token_ids": tokens, **fields} for tokens in prompts]
         return [tuple(each.outputs[0].token_ids) for each in self._llm.generate(asked, greedy, use_tqdm=False)]
 
+    def give_up(self, tokens: list[int], after_steps: int) -> None:
+        """Send a request and abort it so many steps later."""
+        from vllm import SamplingParams
+
+        running = self._llm.llm_engine
+        running.add_request("given up", {"prompt_token_ids": tokens}, SamplingParams(detokenize=False))
+        for _ in range(after_steps):
+            running.step()
+        running.abort_request(["given up"])
+
     def flush(self) -> None:
         """One more step or two: vLLM starts the last copies to its DRAM only then."""
         self.answer([[1]], max_tokens=3)

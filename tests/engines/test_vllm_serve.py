@@ -84,6 +84,8 @@ def test_a_restart_keeps_what_was_streamed(model: Path, tmp_path: Path) -> None:
     spoil_one(pool)
     with server(model, pool) as second:
         after = Stop(stream_all(second), second.metrics())
+        for line in ("host pool: ", "part 1 of 1: ", f"root {pool}: "):  # as docs/vllm.md says
+            assert line in second.log, line
     assert after.answers == before.answers
     check_counts(before.metrics, after.metrics)
 

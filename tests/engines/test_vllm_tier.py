@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +59,12 @@ def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: P
     different = [other != own for other, own in zip(others, filled.long_answers, strict=True)]
     assert all(different), "answers depend on the first block: with wrong KV they would be wrong"
     assert filled.filler_answers == filled.answers + filled.long_answers
-    with engine(filled.model, tier(filled.copy(tmp_path / "pool"))) as restored:
+    pool = filled.copy(tmp_path / "pool")
+    with logged() as lines, engine(filled.model, tier(pool)) as restored:
         assert restored.answer(PROMPTS) == filled.answers
         check_documented_metrics()
+        for start in (f"root {pool}: ", f"pool {pool}: ", "huge pages: "):  # as docs/vllm.md says
+            assert any(line.startswith(start) for line in lines), start
         whole_blocks = (
             sum(len(tokens) // B for tokens in PROMPTS[:6])
             + len(COMMON) // B
@@ -69,6 +74,26 @@ def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: P
         assert restored.metric("vllm:kv_offload_tiering_read_bytes", tier="1:forebay") > 0
         assert restored.metric("vllm:forebay_tier_used_bytes") > 0
         assert restored.metric("vllm:forebay_tier_failed_blocks") == 0
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What Forebay logs at INFO."""
+    lines: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    ours, collect = logging.getLogger("forebay"), Collect()
+    level = ours.level
+    ours.addHandler(collect)
+    ours.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        ours.removeHandler(collect)
+        ours.setLevel(level)
 
 
 def check_documented_metrics() -> None:
@@ -164,6 +189,30 @@ def test_capacity_holds_while_more_is_stored(filled: Filled, tmp_path: Path) -> 
         assert restored.hits == len(LONG[-1]) // B, "the last prompt stayed"
 
 
+def test_preemption_overwrites_nothing_that_is_still_being_stored(filled: Filled, tmp_path: Path) -> None:
+    hungry = [prompt(400 + i, 6 * B + i) for i in range(6)]
+    few_blocks = {"num_gpu_blocks_override": 34, "max_model_len": 1024, "scheduler_reserve_full_isl": False}
+    with engine(filled.model) as plain:
+        expected = plain.answer(hungry, max_tokens=4 * B)
+    with engine(filled.model, tier(tmp_path / "pool"), **few_blocks) as short:
+        assert short.answer(hungry, max_tokens=4 * B) == expected
+        assert short.metric("vllm:num_preemptions") > 0
+        short.flush()
+    with engine(filled.model, tier(tmp_path / "pool")) as next_one:
+        assert next_one.answer(hungry, max_tokens=4 * B) == expected
+        assert next_one.hits >= 5 * len(hungry)
+
+
+def test_an_abort_in_the_middle_of_a_load_leaves_nothing_behind(filled: Filled, tmp_path: Path) -> None:
+    with engine(filled.model, tier(filled.copy(tmp_path / "pool"))) as running:
+        for steps, tokens in enumerate(LONG):
+            running.give_up(tokens, after_steps=steps + 1)
+            assert running.answer(PROMPTS[2:4]) == filled.answers[2:4]
+        assert running.answer(LONG) == filled.long_answers
+        running.flush()
+        assert running.metric("vllm:forebay_tier_open_jobs") == 0
+
+
 def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None:
     pool = filled.copy(tmp_path / "pool")
     with engine(filled.model, tier(pool, shared=False)) as restored:
@@ -174,6 +223,7 @@ def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None
         assert restored.answer([[*tokens[:-1], 3] for tokens in LONG])
         restored.flush()
         assert restored.answer(LONG) == filled.long_answers
+        assert restored.metric("vllm:forebay_tier_failed_blocks") > 0
 
 
 def test_bad_options_are_named(filled: Filled, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 _HOST = "127.0.0.1"
 _READY = "Application startup complete"
 _READY_TRIES, _READY_TRY_S = 600, 0.05
-_LAST_LINES = 60
+_LAST_LINES, _SHOWN_LINES = 400, 40
 _STOP_S = 120
 _ANSWER_S = 300
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
@@ -185,7 +185,7 @@ def _await_ready(process: subprocess.Popen[str], log: deque[str]) -> None:
         log.append(line.rstrip())
         if _READY in line:
             return
-    raise ServerFailed("vllm serve did not come up:\n" + "\n".join(log))
+    raise ServerFailed("vllm serve did not come up:\n" + _end_of(log))
 
 
 def _await_listening(process: subprocess.Popen[str], port: int, log: deque[str]) -> None:
@@ -196,7 +196,11 @@ def _await_listening(process: subprocess.Popen[str], port: int, log: deque[str])
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_READY_TRY_S)
             break
-    raise ServerFailed("vllm serve does not listen:\n" + "\n".join(log))
+    raise ServerFailed("vllm serve does not listen:\n" + _end_of(log))
+
+
+def _end_of(log: deque[str]) -> str:
+    return "\n".join(list(log)[-_SHOWN_LINES:])
 
 
 def _drain(process: subprocess.Popen[str], log: deque[str]) -> None:
@@ -210,4 +214,4 @@ def _stop(process: subprocess.Popen[str], log: deque[str]) -> None:
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
-        raise ServerFailed("vllm serve did not end:\n" + "\n".join(log)) from None
+        raise ServerFailed("vllm serve did not end:\n" + _end_of(log)) from None

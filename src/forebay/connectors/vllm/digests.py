@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,8 @@ def weight_files(model: Path) -> list[Path]:
     return sorted(path for path in model.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
 
 
-def digest_files(paths: Sequence[Path], cache: Path | None) -> str:
-    """Hex digest over the names and contents of these files, in their order.
+def digest_files(paths: Sequence[Path], cache: Path | None, clock: Callable[[], float] = time.monotonic) -> str:
+    """Hex digest over the names and contents of these files, in their order. `clock` (seconds) paces the log.
 
     Raises ConfigError when a file cannot be read, or changes meanwhile.
     """
@@ -64,7 +64,7 @@ def digest_files(paths: Sequence[Path], cache: Path | None) -> str:
             files = [_look(path) for path in paths]
             fresh = [file for file in files if file.memo not in known]
             if fresh:
-                known.update(_digest_all(fresh))
+                known.update(_digest_all(fresh, clock))
                 if [_look(path) for path in paths] != files:
                     raise ConfigError(f"weight files in {paths[0].parent} changed while they were read: start again")
                 _write_cache(cache, known)
@@ -82,10 +82,10 @@ def _look(path: Path) -> _File:
     return _File(real, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _digest_all(files: Sequence[_File]) -> dict[str, str]:
+def _digest_all(files: Sequence[_File], clock: Callable[[], float]) -> dict[str, str]:
     all_bytes = sum(file.length_bytes for file in files)
     log.info("reading %.2f GB of weights once, to know whose KV is whose", all_bytes / 1e9)
-    progress = _Progress(all_bytes)
+    progress = _Progress(all_bytes, clock)
     parts = [(file, at) for file in files for at in range(0, file.length_bytes, _PART_BYTES)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-digest") as threads:
         digests = list(threads.map(lambda part: _digest_part(part[0], part[1], progress), parts))
@@ -117,22 +117,23 @@ def _digest_part(file: _File, start: int, progress: _Progress) -> bytes:
 class _Progress:
     """A log line every few seconds."""
 
-    def __init__(self, all_bytes: int) -> None:
-        self._all_bytes, self._done_bytes = all_bytes, 0
-        self._started = self._said = time.monotonic()
+    def __init__(self, all_bytes: int, clock: Callable[[], float]) -> None:
+        self._all_bytes, self._done_bytes, self._clock = all_bytes, 0, clock
+        self._started = self._said = clock()
         self._lock = threading.Lock()
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     def add(self, done_bytes: int) -> None:
         with self._lock:
             self._done_bytes += done_bytes
-            if time.monotonic() - self._said < _PROGRESS_S:
+            now_s, total_bytes = self._clock(), self._done_bytes
+            if now_s - self._said < _PROGRESS_S:
                 return
-            self._said = time.monotonic()
-        log.info("weights: %.1f of %.1f GB read", self._done_bytes / 1e9, self._all_bytes / 1e9)
+            self._said = now_s
+        log.info("weights: %.1f of %.1f GB read", total_bytes / 1e9, self._all_bytes / 1e9)
 
 
 # --- the cache
