@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from forebay.types import BlockKey, Change, DeviceBlock, Job, JobResult, Outcome, Stored, TierSpec
+from forebay.types import BlockKey, Change, DeviceBlock, Job, JobResult, Outcome, Stored, StoredRun, TierSpec
 
 View = memoryview
 """A writable, C-contiguous byte view of one host slot: at least `block_bytes` long; bytes past that are scratch."""
@@ -77,6 +77,15 @@ class Metered(Protocol):
 
     def write_budget_bytes(self) -> int | None:
         """Bytes that may be written now, over all processes on the tier; None without a budget. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class Catalogued(Protocol):
+    """A tier that can say what it holds a great many blocks at a time."""
+
+    def inventory(self) -> Iterator[StoredRun]:
+        """What `scan` says, in runs, oldest first. A block that is in the tier twice counts with all its bytes."""
         ...
 
 

@@ -5,7 +5,7 @@ Units are in the names: `_bytes`, `_ns` (nanoseconds), `_tokens`. A GiB is 2**30
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType
@@ -83,6 +83,8 @@ class TierSpec:
     """Typical time to the first byte. Orders the tiers from fast to slow."""
     shared: bool = False
     """Other processes add and remove blocks: a block that the index does not know may still be there."""
+    quota_bytes: int | None = None
+    """Bytes that the blocks of this engine's tenant may occupy; None without a quota."""
 
 
 class ChangeKind(Enum):
@@ -97,12 +99,26 @@ class Stored(NamedTuple):
     stored_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Blocks that a tier found in itself when it was opened, next to each other in age and alike."""
+
+    keys: Sequence[BlockKey]
+    """Oldest first."""
+    stored_bytes: int
+    """Of each."""
+    is_ours: bool
+    """They belong to the tenant of this engine's namespace."""
+
+
 class Change(NamedTuple):
     """Another process has added or removed a block of a shared tier."""
 
     key: BlockKey
     stored_bytes: int
     kind: ChangeKind
+    is_ours: bool = True
+    """It belongs to the tenant of this engine's namespace."""
 
 
 class Outcome(Enum):

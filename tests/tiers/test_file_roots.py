@@ -195,6 +195,10 @@ def test_scan_is_oldest_first_over_all_roots(tmp_path: Path) -> None:
         [path] = [path for root in (a, b) if (path := block_file(root, key_of(number))).exists()]
         age = (number * 7) % 60
         os.utime(path, ns=(age * 10**9, age * 10**9))
+    tier.close()
+    for root in (a, b):
+        (root / "catalogue").unlink()
+    tier = open_tier(a, b)
     found = [stored.key for stored in tier.scan()]
     assert found == [key_of(number) for number in sorted(NUMBERS, key=lambda number: (number * 7) % 60)]
     tier.close()

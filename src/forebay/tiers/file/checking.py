@@ -49,6 +49,8 @@ class CheckReport:
     expired_blocks: int = 0
     """Removed because of their age."""
     expired_bytes: int = 0
+    miscounted_blocks: int = 0
+    """Blocks that the catalogue did not know, or knew and that are not there; it knows better now."""
 
 
 class Tally:
@@ -57,6 +59,7 @@ class Tally:
     def __init__(self) -> None:
         self.blocks = self.read_bytes = 0
         self.expired_blocks = self.expired_bytes = 0
+        self.miscounted_blocks = 0
         self.set_aside: list[SetAside] = []
         self._newer: list[str] = []
         self._newer_bytes = 0
@@ -89,6 +92,7 @@ class Tally:
             unreadable=tuple(self._unreadable),
             expired_blocks=self.expired_blocks,
             expired_bytes=self.expired_bytes,
+            miscounted_blocks=self.miscounted_blocks,
         )
 
 

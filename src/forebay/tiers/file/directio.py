@@ -19,14 +19,35 @@ import numpy as np
 from forebay.tiers.file.format import PAGE_BYTES
 
 
+def _lock_bytes(descriptor: int, command: int, range_: bytes) -> bytes:
+    return fcntl.fcntl(descriptor, command, range_)
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The system calls of block I/O: the seam at which tests put errors, short transfers and full disks."""
+    """The system calls of block I/O: the seam at which tests put errors, short transfers, full disks and sudden death.
+
+    Everything that a read, write, delete or eviction does to a root goes through here.
+    """
 
     open: Callable[[str, int, int], int] = os.open
+    close: Callable[[int], None] = os.close
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
     pwritev: Callable[[int, Sequence[memoryview], int], int] = os.pwritev
+    pread: Callable[[int, int, int], bytes] = os.pread
+    pwrite: Callable[[int, bytes, int], int] = os.pwrite
+    truncate: Callable[[int, int], None] = os.ftruncate
+    sync: Callable[[int], None] = os.fdatasync
+    fstat: Callable[[int], os.stat_result] = os.fstat
+    lstat: Callable[[str], os.stat_result] = os.lstat
+    statvfs: Callable[[str], os.statvfs_result] = os.statvfs
     rename: Callable[[str, str], None] = os.rename
+    link: Callable[[str, str], None] = os.link
+    unlink: Callable[[str], None] = os.unlink
+    mkdir: Callable[[str, int], None] = os.mkdir
+    flock: Callable[[int, int], None] = fcntl.flock
+    lock: Callable[[int, int, bytes], bytes] = _lock_bytes
+    """fcntl with one of the commands for locks of open files (OFD)."""
 
 
 REAL_CALLS = Calls()
@@ -113,7 +134,7 @@ class Temp:
     locks: Locks
 
 
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,46 +148,46 @@ def create_temp(calls: Calls, directory: str, stem: str, access: Access) -> Temp
         path = f"{directory}/{stem}.{secrets.token_hex(8)}.tmp"
         descriptor = calls.open(path, _CREATE | access.open_flags, 0o600)
         try:
-            locks = _lock(descriptor)
-            if locks is not None and os.fstat(descriptor).st_nlink:
+            locks = _lock(calls, descriptor)
+            if locks is not None and calls.fstat(descriptor).st_nlink:
                 return Temp(path, descriptor, locks)
         except BaseException:
-            os.close(descriptor)
-            remove_if_there(path)
+            calls.close(descriptor)
+            remove_if_there(path, calls)
             raise
-        os.close(descriptor)
+        calls.close(descriptor)
 
 
-def _lock(descriptor: int) -> Locks | None:
+def _lock(calls: Calls, descriptor: int) -> Locks | None:
     """None when somebody else holds it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             return Locks.UNSUPPORTED
         raise
     return Locks.HELD
 
 
-def remove_if_its_writer_died(path: str) -> bool:
+def remove_if_its_writer_died(path: str, calls: Calls = REAL_CALLS) -> bool:
     """Remove a file of `create_temp` unless a live process holds its lock. Where there are no locks, keep it."""
-    return _if_its_writer_died(path, os.unlink)
+    return _if_its_writer_died(path, calls, calls.unlink)
 
 
 def its_writer_died(path: str) -> bool:
     """Whether `remove_if_its_writer_died` would remove it now."""
-    return _if_its_writer_died(path, lambda path: None)
+    return _if_its_writer_died(path, REAL_CALLS, lambda path: None)
 
 
-def _if_its_writer_died(path: str, then: Callable[[str], None]) -> bool:
+def _if_its_writer_died(path: str, calls: Calls, then: Callable[[str], None]) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        if _lock(descriptor) is not Locks.HELD:
+        if _lock(calls, descriptor) is not Locks.HELD:
             return False
         then(path)
     except OSError:
@@ -176,10 +197,10 @@ def _if_its_writer_died(path: str, then: Callable[[str], None]) -> bool:
     return True
 
 
-def remove_if_there(path: str) -> None:
+def remove_if_there(path: str, calls: Calls = REAL_CALLS) -> None:
     """Best effort: what cannot be removed now is swept when the pool is next opened."""
     with contextlib.suppress(OSError):
-        os.unlink(path)  # noqa: PTH108
+        calls.unlink(path)
 
 
 def try_direct(calls: Calls, directory: str) -> IoPath:

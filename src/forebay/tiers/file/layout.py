@@ -11,7 +11,9 @@ A name from a directory listing becomes a path only if it has exactly the form o
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -164,6 +166,26 @@ def read_namespace(root: Path, namespace_hex: str) -> Namespace | None:
     return found.namespace if found.namespace_digest == namespace_hex else None
 
 
+def tenant_of(root: Path, namespace_hex: str) -> bytes:
+    """Digest of the tenant whose namespace this is; zeros for none, and where nothing says whose it is."""
+    namespace = read_namespace(root, namespace_hex)
+    return bytes(32) if namespace is None else tenant_bytes(namespace)
+
+
+def tenant_bytes(namespace: Namespace) -> bytes:
+    """The tenant's digest in 32 bytes."""
+    text = namespace.tenant_digest
+    if not text:
+        return bytes(32)
+    return bytes.fromhex(text) if _DIGEST.fullmatch(text) else hashlib.sha256(text.encode()).digest()
+
+
+def make_tmp(calls: Calls, root: str) -> None:
+    """Somebody may have tidied up. If the root itself is gone, this fails."""
+    with contextlib.suppress(FileExistsError):
+        calls.mkdir(f"{root}/{TMP}", 0o700)
+
+
 def walk_namespaces(root: str) -> list[str]:
     """Hex digests of the namespaces that have a (real) directory."""
     return sorted(name for name in _directories(root) if _DIGEST.fullmatch(name))
@@ -177,7 +199,12 @@ def walk_fans(root: str, namespace_hex: str) -> list[str]:
 def walk_blocks(root: str, namespace_hex: str) -> Iterator[BlockFile]:
     """Every entry with a block's name in its right place. Others are no business of ours; vanishing ones are gone."""
     for fan in walk_fans(root, namespace_hex):
-        yield from _blocks_in(root, namespace_hex, fan, _entries(f"{root}/{namespace_hex}/{fan}"))
+        yield from walk_fan(root, namespace_hex, fan)
+
+
+def walk_fan(root: str, namespace_hex: str, fan: str) -> Iterator[BlockFile]:
+    """As `walk_blocks`, in one of the directories."""
+    yield from _blocks_in(root, namespace_hex, fan, _entries(f"{root}/{namespace_hex}/{fan}"))
 
 
 def walk_blocks_after(root: str, namespace_hex: str, key_hex: str) -> Iterator[BlockFile]:

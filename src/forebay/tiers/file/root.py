@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -16,6 +17,7 @@ from forebay.errors import ConfigError
 from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Claim, Verify, read_block, read_header, read_start, write_block
 from forebay.tiers.file.breaker import Call
+from forebay.tiers.file.catalogue import Catalogue, CatalogueSettings
 from forebay.tiers.file.directio import (
     Access,
     Calls,
@@ -29,6 +31,7 @@ from forebay.tiers.file.directio import (
     try_direct,
 )
 from forebay.tiers.file.format import Damage, Damaged, NewerFormat, Shape, check_claim
+from forebay.tiers.file.freespace import FreeSpace
 from forebay.tiers.file.health import NO_ROOM, Health, HealthLimits
 from forebay.types import BlockKey, Namespace, Outcome
 
@@ -58,6 +61,48 @@ class RootSettings:
     calls: Calls
     limits: HealthLimits
     clock_ns: Callable[[], int]
+    """Monotonic."""
+    catalogue: CatalogueSettings
+    free_floor_bytes: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What came of asking for room. The blocks in neither may be written."""
+
+    full: frozenset[BlockKey]
+    failed: frozenset[BlockKey]
+
+
+class Removal:
+    """A context in which blocks are removed from a root."""
+
+    def __init__(self, catalogue: Catalogue | None, digest: bytes, keys: Sequence[BlockKey]) -> None:
+        self._catalogue = catalogue
+        self._names = {key: {digest, *(catalogue.namespaces_of(key) if catalogue is not None else ())} for key in keys}
+
+    def namespaces_of(self, key: BlockKey) -> list[str]:
+        """Those from which it is to be removed, in hex."""
+        return [digest.hex() for digest in self._names[key]]
+
+    def _by_namespace(self) -> dict[bytes, list[BlockKey]]:
+        grouped: dict[bytes, list[BlockKey]] = {}
+        for key, digests in self._names.items():
+            for digest in digests:
+                grouped.setdefault(digest, []).append(key)
+        return grouped
+
+    def __enter__(self) -> None:
+        if self._catalogue is not None:
+            for digest, keys in self._by_namespace().items():
+                with contextlib.suppress(OSError):  # a full disk: removing is what helps, and is written down then
+                    self._catalogue.intend(digest, keys)
+
+    def __exit__(self, *_: object) -> None:
+        if self._catalogue is not None:
+            for digest, keys in self._by_namespace().items():
+                self._catalogue.settle(digest, keys)
 
 
 class Root:
@@ -76,6 +121,12 @@ class Root:
         self._shape = settings.shape
         self._calls = settings.calls
         self._namespace_hex = settings.shape.namespace_digest.hex()
+        self.catalogue: Catalogue | None = None
+        """None until the root was there once."""
+        self._space = FreeSpace(str(path), settings.free_floor_bytes, settings.calls, settings.clock_ns)
+        self._digest = settings.shape.namespace_digest
+        self._published: set[BlockKey] = set()
+        """Blocks whose bytes were written here and that are not settled yet."""
         self._lock = threading.RLock()
         self._said: set[str] = set()
         self._unreadable: set[BlockKey] = set()
@@ -137,13 +188,27 @@ class Root:
         self.root_id = bytes.fromhex(marker.root_id)
         self.health.is_present = True
         if not first_time:
+            if self.catalogue is not None:
+                self.catalogue.reopen()
             return
         try:
             self.io = self._try_io()
-            layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
             layout.sweep(str(self.path))
+            self.catalogue = Catalogue(self.path, self._settings.catalogue)
+            layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
         except OSError as error:  # read-only or full: what is stored here can still be read
             self.health.writes.trip(error.strerror or str(error))
+        if self.catalogue is None:
+            self.catalogue = Catalogue(self.path, self._settings.catalogue)
+        if self.catalogue.trouble and self.io.locks is Locks.HELD and not self.health.writes.why:
+            log.warning(
+                "root %s: its catalogue is kept in memory (%s): the capacity holds for this process alone",
+                self.path, self.catalogue.trouble,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        if self.catalogue is not None:
+            self.catalogue.close()
 
     def _try_io(self) -> IoPath:
         mode, tmp = self._settings.direct, str(self.path / layout.TMP)
@@ -153,8 +218,54 @@ class Root:
         if io.access is Access.BUFFERED and mode is DirectMode.AUTO:
             log.warning("root %s: buffered I/O, since %s", self.path, io.reason)
         if io.locks is Locks.UNSUPPORTED:
-            log.warning("root %s: no file locks here, so files of writers that died stay in tmp/", self.path)
+            log.warning(
+                "root %s: no file locks here: files of writers that died stay in tmp/, and the capacity holds for each "
+                "process alone",
+                self.path,
+            )
         return io
+
+    # --- the catalogue -------------------------------------------------------------------------
+
+    def reserve(self, keys: Sequence[BlockKey], room_bytes: Callable[[], int]) -> Reserved:
+        """Room for a write of each block, as far as there is any. Settle those that are not `full` afterwards."""
+        if self.catalogue is None:
+            return Reserved(frozenset(), frozenset(keys))
+        with self.health.writes.glance() as call:
+            if call.refused and self.health.writes.refuses():  # else one of these writes is about to be tried
+                return Reserved(frozenset(), frozenset(keys))
+            try:
+                granted = frozenset(self.catalogue.reserve(self._digest, keys, self._shape.stored_bytes, room_bytes))
+            except OSError as error:
+                self.health.blame(call, error)
+                self._say_once("catalogue", "root %s: its catalogue cannot be written to: %s", self.path, error)
+                full = frozenset(keys if error.errno in NO_ROOM else ())
+                return Reserved(full, frozenset(keys) - full)
+        return Reserved(frozenset(keys) - granted, frozenset())
+
+    def settle(self, keys: Collection[BlockKey]) -> None:
+        """What `reserve` or `intend` was called for has been done."""
+        if self.catalogue is None:
+            return
+        written = self._published.intersection(keys)
+        self._published -= written
+        self.catalogue.settle(self._digest, keys, written)
+
+    def removal(self, keys: Sequence[BlockKey]) -> Removal:
+        """What to do around a removal of these blocks from here."""
+        return Removal(self.catalogue, self._digest, keys)
+
+    def correct(self, keys: Iterable[BlockKey]) -> None:
+        """These blocks turned out not to be here: have those looked at that the catalogue claims."""
+        if self.catalogue is not None:
+            wrong = [key for key in keys if self.catalogue.claims(self._digest, key)]
+            if wrong:
+                self.catalogue.correct(self._digest, wrong)
+
+    def look_at(self, digest: bytes, key: BlockKey) -> None:
+        """Somebody has removed or moved the file of this block, of any namespace."""
+        if self.catalogue is not None:
+            self.catalogue.correct(digest, (key,))
 
     # --- blocks --------------------------------------------------------------------------------
 
@@ -171,7 +282,9 @@ class Root:
             if call.refused:
                 return False
             try:
-                found = os.lstat(path)
+                found = self._calls.lstat(path)
+                if self._is_old(found):
+                    return False
                 if not self._fits(found):
                     self._stands(path, key, found, Scratch())
             except _NOT_THERE:
@@ -180,6 +293,14 @@ class Root:
                 self.health.blame(call, error)
                 return False
         return self._fits(found) and key not in self._newer
+
+    def has_expired(self, key: BlockKey) -> bool:
+        """Whether a file is there that must not be served any more. It stays until it is overwritten, or collected."""
+        if not self._settings.ttl_s:
+            return False
+        with self.health.reads.glance() as call:
+            found = None if call.refused else self._lstat(self.block_path(key))
+        return found is not None and self._is_old(found)
 
     def read(self, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         """FAILED at once while the root is stopped."""
@@ -204,7 +325,7 @@ class Root:
             self._set_aside(path, key, damaged.damage)
             return Outcome.CORRUPT
         except OSError as error:
-            found = _lstat(path)
+            found = self._lstat(path)
             if found is not None and not stat.S_ISREG(found.st_mode):  # a link, a directory: open refused it
                 self._set_aside(path, key, Damage.NOT_A_FILE)
                 return Outcome.CORRUPT
@@ -234,12 +355,16 @@ class Root:
     def _write(self, call: Call, key: BlockKey, view: memoryview, scratch: Scratch) -> Outcome:
         path, access = self.block_path(key), self.io.access
         try:
-            found = _lstat(path)
-            if found is not None and key not in self._unreadable:
+            found = self._lstat(path)
+            if found is not None and key not in self._unreadable and not self._is_old(found):
                 if self._stands(path, key, found, scratch):
                     return Outcome.OK
                 if key in self._newer:
                     return Outcome.FAILED
+            if not self._space.take(self._shape.stored_bytes):
+                self.health.count("free floor")
+                self._say_once("floor", "root %s: too little free space is left to write there", self.path)
+                return Outcome.FULL
             self._publish(path, access, Claim(self._shape, key), view, scratch)
         except OSError as error:
             if self._falls_back(error, access):
@@ -252,6 +377,7 @@ class Root:
                 f"write {error.errno}", "root %s: a write failed and goes to the next root: %s", self.path, error
             )
             return Outcome.FAILED
+        self._published.add(key)
         self._unreadable.discard(key)
         self._newer.discard(key)
         return Outcome.OK
@@ -266,16 +392,16 @@ class Root:
     def _delete(self, call: Call, namespace_hex: str, key: BlockKey) -> Outcome:
         path = layout.block_path(str(self.path), namespace_hex, key)
         try:
-            os.unlink(path)  # noqa: PTH108
+            self._calls.unlink(path)
         except _NOT_THERE:
             return Outcome.OK
         except OSError as error:
-            found = _lstat(path)
+            found = self._lstat(path)
             if found is None:
                 return Outcome.OK
             if stat.S_ISDIR(found.st_mode):
                 layout.set_aside(self._calls, str(self.path), path, namespace_hex, key, Damage.NOT_A_FILE)
-                return Outcome.OK if _lstat(path) is None else Outcome.FAILED
+                return Outcome.OK if self._lstat(path) is None else Outcome.FAILED
             self.health.blame(call, error)
             self._say_once(f"delete {error.errno}", "root %s: deletes fail: %s", self.path, error)
             return Outcome.FAILED
@@ -287,22 +413,22 @@ class Root:
         try:
             temp = create_temp(self._calls, str(tmp), claim.key.hex(), access)
         except FileNotFoundError:  # somebody tidied up; if the root itself is gone, this fails
-            tmp.mkdir(mode=0o700, exist_ok=True)
+            layout.make_tmp(self._calls, str(self.path))
             temp = create_temp(self._calls, str(tmp), claim.key.hex(), access)
         try:
             write_block(self._calls, temp.descriptor, access, claim, view, scratch)
             if access is Access.BUFFERED:
                 # closing any descriptor of a file makes a network file system send it and report its errors; the lock
                 # must be held until the rename, so a duplicate is closed
-                os.close(os.dup(temp.descriptor))
+                self._calls.close(os.dup(temp.descriptor))
             if self._settings.durability is Durability.BLOCK:
-                os.fdatasync(temp.descriptor)
+                self._calls.sync(temp.descriptor)
             self._rename(temp.path, path)
         except BaseException:
-            remove_if_there(temp.path)
+            remove_if_there(temp.path, self._calls)
             raise
         finally:
-            os.close(temp.descriptor)
+            self._calls.close(temp.descriptor)
 
     def _rename(self, temp: str, path: str) -> None:
         directory = os.path.dirname(path)  # noqa: PTH120
@@ -310,7 +436,8 @@ class Root:
             self._calls.rename(temp, path)
         except FileNotFoundError:  # the first block of this directory, or the namespace was purged meanwhile
             layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
-            Path(directory).mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self._calls.mkdir(directory, 0o700)
             self._calls.rename(temp, path)
         if self._settings.durability is Durability.BLOCK:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -371,14 +498,18 @@ class Root:
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
         self.health.count(damage.value)
         layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
+        self.correct((key,))
+
+    def _is_old(self, found: os.stat_result) -> bool:
+        ttl_s = self._settings.ttl_s
+        return bool(ttl_s) and found.st_mtime + ttl_s <= self._settings.catalogue.now_s()
 
     def _fits(self, found: os.stat_result) -> bool:
         return stat.S_ISREG(found.st_mode) and found.st_size == self._shape.stored_bytes
 
-
-def _lstat(path: str) -> os.stat_result | None:
-    """None when there is nothing, or nothing can be learned."""
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
+    def _lstat(self, path: str) -> os.stat_result | None:
+        """None when there is nothing, or nothing can be learned."""
+        try:
+            return self._calls.lstat(path)
+        except OSError:
+            return None

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -84,8 +85,15 @@ class Scrub:
     `is_mine` is False when another process is scrubbing the root; then nothing else may be called.
     """
 
-    def __init__(self, root: Path, ttl_s: float, wall_s: Callable[[], float]) -> None:
-        self._root, self._ttl_s, self._wall_s = root, ttl_s, wall_s
+    def __init__(
+        self,
+        root: Path,
+        ttl_s: float,
+        wall_s: Callable[[], float],
+        gone: Callable[[layout.BlockFile], None] = lambda file: None,
+    ) -> None:
+        """`gone` is told of each block that was removed or set aside."""
+        self._root, self._ttl_s, self._wall_s, self._gone = root, ttl_s, wall_s, gone
         self._scratch = Scratch()
         self._descriptor = -1
         self.is_mine = False
@@ -120,6 +128,8 @@ class Scrub:
             age_s = self._wall_s() - file.mtime_ns / 1e9
             is_expired = bool(self._ttl_s) and file.is_regular and age_s > self._ttl_s and layout.remove_block(file)
             finding = None if is_expired else check_block(self._root, access, file, self._scratch)
+            if is_expired or (finding is not None and finding.set_aside is not None):
+                self._gone(file)
             self.position = msgspec.structs.replace(self.position, after=f"{file.namespace_hex}/{file.key.hex()}")
             yield Step(file, is_expired, finding)
         self.position = msgspec.structs.replace(self.position, after="")
@@ -137,7 +147,7 @@ class BackgroundScrub:
     """Scrubs roots one after the other on a thread of its own, until it is closed.
 
     `roots` gives those that are well right now. `noticed` is told of each thing found, by root and kind. `pause` waits
-    that many seconds and says whether to stop.
+    that many seconds and says whether to stop. `gone` is told of each block that was removed or set aside.
     """
 
     def __init__(
@@ -148,8 +158,9 @@ class BackgroundScrub:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_s: Callable[[], float] = time.time,
         pause: Callable[[float], bool] | None = None,
+        gone: Callable[[Path, layout.BlockFile], None] = lambda root, file: None,
     ) -> None:
-        self._roots, self._limits, self._noticed = roots, limits, noticed
+        self._roots, self._limits, self._noticed, self._gone = roots, limits, noticed, gone
         self._clock_ns, self._wall_s = clock_ns, wall_s
         self._ended = threading.Event()
         self._pause = pause or self._ended.wait
@@ -175,7 +186,7 @@ class BackgroundScrub:
 
     def _pass(self, root: Path) -> bool:
         """Whether to stop for good."""
-        with Scrub(root, self._limits.ttl_s, self._wall_s) as scrub:
+        with Scrub(root, self._limits.ttl_s, self._wall_s, partial(self._gone, root)) as scrub:
             position = scrub.position
             if not scrub.is_mine or (not position.after and self._wall_s() < position.began_unix_s + PASS_EVERY_S):
                 return False

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,21 @@ from forebay.errors import ConfigError, TierUnavailable
 from forebay.ports import View
 from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Verify
+from forebay.tiers.file.catalogue import CatalogueSettings, boot_digest
 from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
 from forebay.tiers.file.fastreads import Chosen, FastReads, Io, ReadsReport, choose
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
+from forebay.tiers.file.inventory import inventory
 from forebay.tiers.file.lanes import Batch, Lanes, Work
+from forebay.tiers.file.ledger import Ledger
 from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
+from forebay.tiers.file.rebuild import log_progress
+from forebay.tiers.file.records import Limit
 from forebay.tiers.file.root import Durability, Root, RootSettings
 from forebay.tiers.file.scrub import BackgroundScrub, ScrubLimits
-from forebay.types import BlockKey, Namespace, Outcome, Stored, TierSpec
+from forebay.types import BlockKey, Change, Namespace, Outcome, Stored, StoredRun, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
 
@@ -48,7 +52,15 @@ class RootOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     roots: tuple[RootOptions, ...]
     capacity_bytes: int
-    """Over all roots, headers and padding included. The engine keeps to it; the tier reports it."""
+    """Over all roots and all processes that share them, headers and padding included."""
+    free_floor_bytes: int = 0
+    """Free space that is left to others on each root's disk: below it nothing is written there."""
+    tenant_quota_bytes: int = 0
+    """What the blocks of this store's tenant may occupy of the capacity; 0: all of it."""
+    write_budget_bytes_per_day: int = 0
+    """Over all processes, a day from midnight to midnight (UTC); 0: none. The engine keeps to it."""
+    endurance_bytes: int = 0
+    """Bytes that the drives are rated to take in their life (all roots together), for the report; 0: not known."""
     name: str = "file"
     reads_in_flight: int = 8
     """I/O threads for reads, a root."""
@@ -71,7 +83,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scrub_bytes_per_s: float = 0.0
     """Read every block about once a day in the background to find damage early, at most this fast; 0 does not."""
     ttl_s: float = 0.0
-    """The scrub removes blocks that were written longer ago than this; 0 keeps them whatever their age."""
+    """A block that was written longer ago is missing, and the scrub removes it; 0: none is ever too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,10 @@ def build(options: Options, namespace: Namespace, namespace_digest: bytes) -> Fi
 
 
 class FileTier:
-    """A `Tier`. `calls` is the seam at which tests put faults beneath it; `clock_ns` is monotonic."""
+    """A `Tier`. `calls` is the seam at which tests put faults beneath it.
+
+    `clock_ns` is monotonic, `now_s` gives seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -134,6 +149,7 @@ class FileTier:
         namespace_digest: bytes,
         calls: Calls = REAL_CALLS,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         _check_options(options)
         shape = Shape(namespace_digest, namespace.block_bytes)
@@ -143,13 +159,15 @@ class FileTier:
             stored_bytes=shape.stored_bytes,
             read_latency_ns=options.read_latency_ns,
             shared=options.shared,
+            quota_bytes=options.tenant_quota_bytes or None,
         )
+        self._digest = namespace_digest
         self._namespace_hex = namespace_digest.hex()
-        self._elsewhere: dict[BlockKey, tuple[str, ...]] = {}
-        """Blocks that `scan` found in other namespaces, and in which."""
         settings = RootSettings(
             shape=shape, namespace=namespace, direct=options.direct, verify=options.verify,
             durability=options.durability, calls=calls, limits=_limits(options), clock_ns=clock_ns,
+            catalogue=_catalogue_settings(options, namespace, calls, now_s), free_floor_bytes=options.free_floor_bytes,
+            ttl_s=options.ttl_s,
         )  # fmt: skip
         chosen_io = choose(options.io, calls)
         roots = _open_roots(options, settings)
@@ -170,6 +188,14 @@ class FileTier:
         )
         self._placement = _placement(self._members)
         self._scrub = self._start_scrub(options)
+        self._ledger = Ledger(
+            roots,
+            tenant=settings.catalogue.tenant,
+            capacity_bytes=options.capacity_bytes,
+            quota_bytes=self.spec.quota_bytes,
+            budget_bytes=options.write_budget_bytes_per_day or None,
+            now_s=now_s,
+        )
 
     # --- the port ------------------------------------------------------------------------------
 
@@ -177,17 +203,22 @@ class FileTier:
         """One lstat a key, on the caller's thread: it must not queue behind reads."""
         self._check_open()
         self._try_stopped()
-        return [any(member.root.holds(key) for member in self._in_order(key)) for key in keys]
+        self._ledger.catch_up()
+        held = [any(member.root.holds(key) for member in self._in_order(key)) for key in keys]
+        self._correct([key for key, is_held in zip(keys, held, strict=True) if not is_held])
+        return held
 
     def read(self, keys: Sequence[BlockKey], into: Sequence[View]) -> Sequence[Outcome]:
         self._check_open()
         self._look_for_new_roots()
         outcomes = [Outcome.MISSING] * len(keys)
-        orders = [self._in_order(key) for key in keys]
+        orders = [[member for member in self._in_order(key) if not member.root.has_expired(key)] for key in keys]
         if self._fast is not None:
-            for i in self._fast.read([members[0].position for members in orders], keys, into):
-                outcomes[i] = Outcome.OK
-                orders[i] = []
+            fresh = [i for i, members in enumerate(orders) if members]
+            homes = [orders[i][0].position for i in fresh]
+            for at in self._fast.read(homes, [keys[i] for i in fresh], [into[i] for i in fresh]):
+                outcomes[fresh[at]] = Outcome.OK
+                orders[fresh[at]] = []
 
         def read_one(i: int, member: _Member, scratch: Scratch) -> bool:
             outcome = member.root.read(keys[i], into[i], scratch)
@@ -203,6 +234,7 @@ class FileTier:
 
         # past the home only for blocks written before a root was added, or while their home was away
         self._in_turn(orders, lambda member: member.readers, read_one, stopped)
+        self._correct([key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.MISSING])
         return outcomes
 
     def write(self, keys: Sequence[BlockKey], views: Sequence[View]) -> Sequence[Outcome]:
@@ -223,49 +255,63 @@ class FileTier:
             return outcome is Outcome.OK
 
         def stopped(i: int, member: _Member) -> bool:
-            return member.position in survey.silent or not member.root.health.takes_writes()
+            return i in full or member.position in survey.silent or not member.root.health.takes_writes()
 
-        self._in_turn(orders, lambda member: member.writers, write_one, stopped)
-        return outcomes
+        full: set[int] = set()
+        """Blocks for which there is no room in the whole pool."""
+
+        @contextlib.contextmanager
+        def with_room(at_root: Mapping[int, Sequence[int]]) -> Iterator[Mapping[int, Sequence[int]]]:
+            with contextlib.ExitStack() as settled:
+                granted: dict[int, Sequence[int]] = {}
+                for at, items in at_root.items():
+                    root, wanted = self._members[at].root, [keys[i] for i in items]
+                    reserved = self._ledger.reserve(root, wanted)
+                    settled.callback(root.settle, [key for key in wanted if key not in reserved.full])
+                    full.update(i for i in items if keys[i] in reserved.full)
+                    granted[at] = [i for i in items if keys[i] not in reserved.full | reserved.failed]
+                yield granted
+
+        self._in_turn(orders, lambda member: member.writers, write_one, stopped, with_room)
+        return [Outcome.FULL if i in full else outcome for i, outcome in enumerate(outcomes)]
 
     def delete(self, keys: Sequence[BlockKey]) -> Sequence[Outcome]:
-        """Blocks of other namespaces too, if `scan` found them."""
+        """Blocks of other namespaces too, if they have the key."""
         self._check_open()
+        self._ledger.catch_up()
         outcomes = [Outcome.OK] * len(keys)
+        everywhere = {m.position: m.root for m in self._placement.members if m.root.health.takes_deletes()}
+        removals = {at: root.removal(keys) for at, root in everywhere.items()}
 
         def delete_one(i: int, member: _Member, scratch: Scratch) -> None:
-            for namespace_hex in {self._namespace_hex, *self._elsewhere.get(keys[i], ())}:
+            for namespace_hex in removals[member.position].namespaces_of(keys[i]):
                 if member.root.delete(namespace_hex, keys[i]) is not Outcome.OK:
                     outcomes[i] = Outcome.FAILED
 
-        everywhere = {m.position: range(len(keys)) for m in self._placement.members if m.root.health.takes_deletes()}
-        self._run(everywhere, lambda member: member.writers, delete_one)
-        for key, outcome in zip(keys, outcomes, strict=True):
-            if outcome is Outcome.OK:
-                self._elsewhere.pop(key, None)
+        with contextlib.ExitStack() as settled:
+            for removal in removals.values():
+                settled.enter_context(removal)
+            self._run(dict.fromkeys(everywhere, range(len(keys))), lambda member: member.writers, delete_one)
         return outcomes
 
     def scan(self) -> Iterator[Stored]:
+        for run in self.inventory():
+            for key in run.keys:
+                yield Stored(key, run.stored_bytes)
+
+    def inventory(self) -> Iterator[StoredRun]:
+        """A `Catalogued` tier."""
         self._check_open()
-        seen: set[BlockKey] = set()
-        more_bytes: Counter[BlockKey] = Counter()  # one key in several roots or namespaces: all of it takes room
-        aged: list[tuple[int, Stored]] = []
-        for root in [str(member.root.path) for member in self._members]:
-            for namespace_hex in layout.walk_namespaces(root):
-                for block in layout.walk_blocks(root, namespace_hex):
-                    if not block.is_regular:
-                        continue
-                    if namespace_hex != self._namespace_hex:
-                        self._elsewhere[block.key] = (*self._elsewhere.get(block.key, ()), namespace_hex)
-                    if block.key in seen:
-                        more_bytes[block.key] += block.length_bytes
-                    else:
-                        seen.add(block.key)
-                        aged.append((block.mtime_ns, Stored(block.key, block.length_bytes)))
-        aged.sort(key=lambda entry: entry[0])
-        for _, stored in aged:
-            more = more_bytes.get(stored.key)
-            yield Stored(stored.key, stored.stored_bytes + more) if more else stored
+        self._ledger.catch_up()
+        return inventory(self._ledger.spaces(), self._ledger.tenant)
+
+    def changes(self) -> Sequence[Change]:
+        """A `Watched` tier: noticed by every lookup, write and delete."""
+        return self._ledger.take_changes()
+
+    def write_budget_bytes(self) -> int | None:
+        """A `Metered` tier."""
+        return self._ledger.budget_left_bytes()
 
     def close(self) -> None:
         """Finish what is queued and end the I/O threads. Safe to call twice."""
@@ -277,6 +323,7 @@ class FileTier:
         for member in self._members:
             member.readers.close()
             member.writers.close()
+            member.root.close()
 
     def route(self, key: BlockKey) -> int:
         """A `Routed` tier: the position of the block's home among the roots."""
@@ -309,13 +356,19 @@ class FileTier:
     def _start_scrub(self, options: Options) -> BackgroundScrub | None:
         if not options.scrub_bytes_per_s:
             return None
-        health = {member.root.path: member.root.health for member in self._members}
+        roots = {member.root.path: member.root for member in self._members}
+        health = {path: root.health for path, root in roots.items()}
 
         def well() -> list[Path]:
             return [path for path in health if health[path].state is RootState.ONLINE]
 
         limits = ScrubLimits(bytes_per_s=options.scrub_bytes_per_s, ttl_s=options.ttl_s)
-        return BackgroundScrub(well, limits, lambda path, kind: health[path].count(kind))
+        return BackgroundScrub(
+            well,
+            limits,
+            noticed=lambda path, kind: health[path].count(kind),
+            gone=lambda path, file: roots[path].look_at(bytes.fromhex(file.namespace_hex), file.key),
+        )
 
     # --- placement -----------------------------------------------------------------------------
 
@@ -377,11 +430,15 @@ class FileTier:
         lanes_of: Callable[[_Member], Lanes],
         work: Callable[[int, _Member, Scratch], bool],
         passes_by: Callable[[int, _Member], bool],
+        around: Callable[
+            [Mapping[int, Sequence[int]]], contextlib.AbstractContextManager[Mapping[int, Sequence[int]]]
+        ] = contextlib.nullcontext,
     ) -> None:
         """Do item i at the first root of its order, and if that does not settle it, at the next; return when all are.
 
         Every root works in its own threads, so what hangs there holds up no other root. `passes_by` is asked before an
-        item is queued: a root that would refuse it must not make it wait.
+        item is queued: a root that would refuse it must not make it wait. `around` takes the items by the positions of
+        their roots before they are begun, and gives those that may be.
         """
         settled = [False] * len(orders)
 
@@ -393,7 +450,15 @@ class FileTier:
             for i, members in enumerate(orders):
                 if not settled[i] and turn < len(members) and not passes_by(i, members[turn]):
                     at_root.setdefault(members[turn].position, []).append(i)
-            self._run(at_root, lanes_of, work_one)
+            if at_root:
+                with around(at_root) as admitted:
+                    self._run(admitted, lanes_of, work_one)
+
+    def _correct(self, missing: Sequence[BlockKey]) -> None:
+        """Have those looked at that the catalogues claim nevertheless."""
+        for member in self._placement.members:
+            if missing and member.root.health.state is RootState.ONLINE:
+                member.root.correct(missing)
 
     def _run(
         self,
@@ -438,6 +503,24 @@ def _report(member: _Member) -> RootReport:
         why=health.why,
         io=root.io,
         events=health.events,
+    )
+
+
+def _catalogue_settings(
+    options: Options, namespace: Namespace, calls: Calls, now_s: Callable[[], float]
+) -> CatalogueSettings:
+    return CatalogueSettings(
+        calls=calls,
+        now_s=now_s,
+        boot=boot_digest(),
+        tenant=layout.tenant_bytes(namespace),
+        limits={
+            Limit.CAPACITY_BYTES: options.capacity_bytes,
+            Limit.BUDGET_BYTES_PER_DAY: options.write_budget_bytes_per_day,
+            Limit.ENDURANCE_BYTES: options.endurance_bytes,
+        },
+        is_watched=options.shared,
+        progress=log_progress,
     )
 
 
@@ -500,11 +583,12 @@ def _check_options(options: Options) -> None:
     for name in ("scrub_bytes_per_s", "ttl_s"):
         if not (getattr(options, name) >= 0 and math.isfinite(getattr(options, name))):
             raise ConfigError(f"file tier: {name} must be 0 or more, not {getattr(options, name)}")
-    if options.ttl_s and not options.scrub_bytes_per_s:
-        raise ConfigError("file tier: ttl_s is kept by the scrub: give scrub_bytes_per_s too, or run 'forebay pool gc'")
     for name in ("hang_s", "retry_s"):
         if not (getattr(options, name) > 0 and math.isfinite(getattr(options, name))):
             raise ConfigError(f"file tier: {name} must be a positive number of seconds, not {getattr(options, name)}")
+    for name in ("free_floor_bytes", "tenant_quota_bytes", "write_budget_bytes_per_day", "endurance_bytes"):
+        if getattr(options, name) < 0:
+            raise ConfigError(f"file tier: {name} must be 0 or more, not {getattr(options, name)}")
     for name in ("capacity_bytes", "reads_in_flight", "writes_in_flight", "failures_in_a_row"):
         if getattr(options, name) < 1:
             raise ConfigError(f"file tier: {name} must be 1 or more, not {getattr(options, name)}")

@@ -13,6 +13,8 @@ from forebay.tiers.file.checking import CheckReport, Finding, Tally, best_access
 from forebay.tiers.file.directio import Access, Scratch
 from forebay.tiers.file.lanes import Lanes
 from forebay.tiers.file.scrub import Pace, Scrub, ScrubLimits
+from forebay.tiers.file.upkeep import Upkeep
+from forebay.types import BlockKey
 
 Progress = Callable[[int, int], None]
 """Blocks and bytes so far."""
@@ -39,11 +41,16 @@ def verify(roots: Sequence[Path], progress: Progress = nobody) -> CheckReport:
         for root, _ in marked(roots):
             checked.set_aside.extend(set_aside_by_reads(root))
             access = best_access(root)
+            sound: list[tuple[str, BlockKey]] = []
             for files in _batches(root):
                 findings = _check_all(lanes, root, access, files)
                 for file, finding in zip(files, findings, strict=True):
                     checked.add(file, finding)
+                    if file.is_regular and (finding is None or finding.set_aside is None):
+                        sound.append((file.namespace_hex, file.key))
                 progress(checked.blocks, checked.read_bytes)
+            with Upkeep(root) as upkeep:
+                checked.miscounted_blocks += upkeep.compare(sound)
     finally:
         lanes.close()
     return checked.report()
@@ -67,7 +74,7 @@ def scrub(
     tally, pace = Tally(), Pace(limits.bytes_per_s, clock_ns)
     for root, _ in marked(roots):
         tally.set_aside.extend(set_aside_by_reads(root))
-        with Scrub(root, limits.ttl_s, wall_s) as run:
+        with Upkeep(root) as upkeep, Scrub(root, limits.ttl_s, wall_s, upkeep.look_at) as run:
             if not run.is_mine:
                 raise ConfigError(f"{root} is being scrubbed by another process: wait for it, or look at its log")
             if afresh:

@@ -15,6 +15,7 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.admin.looking import marked
 from forebay.tiers.file.admin.proving import Progress, nobody
 from forebay.tiers.file.directio import its_writer_died, remove_if_its_writer_died, remove_if_there
+from forebay.tiers.file.upkeep import Upkeep
 
 
 class Effect(Enum):
@@ -95,12 +96,14 @@ def purge(
     kept: list[str] = []
     for root in pools:
         for namespace_hex in chosen:
-            for file in layout.walk_blocks(str(root), namespace_hex):
-                if file.is_regular and _is_old(file, selection.older_than_s, now_unix_s) and _remove(file, effect):
-                    touched.add(namespace_hex)
-                    blocks += 1
-                    moved_bytes += file.length_bytes
-                    progress(blocks, moved_bytes)
+            with Upkeep(root) as upkeep:
+                for file in layout.walk_blocks(str(root), namespace_hex):
+                    is_meant = file.is_regular and _is_old(file, selection.older_than_s, now_unix_s)
+                    if is_meant and _remove(upkeep, file, effect):
+                        touched.add(namespace_hex)
+                        blocks += 1
+                        moved_bytes += file.length_bytes
+                        progress(blocks, moved_bytes)
             if effect is Effect.REMOVE and selection.older_than_s is None:
                 kept.extend(_remove_namespace_directory(root, namespace_hex))
         if effect is Effect.REMOVE and selection.is_everything:
@@ -133,13 +136,14 @@ def gc(
                 if effect is Effect.DRY_RUN or _remove_set_aside(path):
                     aside.add(length_bytes)
         for namespace_hex in layout.walk_namespaces(str(root)):
-            for file in layout.walk_blocks(str(root), namespace_hex):
-                seen, seen_bytes = seen + 1, seen_bytes + file.length_bytes
-                progress(seen, seen_bytes)
-                if limits.ttl_s is None or not file.is_regular or not _is_old(file, limits.ttl_s, limits.now_unix_s):
-                    continue
-                if _remove(file, effect):
-                    expired.add(file.length_bytes)
+            with Upkeep(root) as upkeep:
+                for file in layout.walk_blocks(str(root), namespace_hex):
+                    seen, seen_bytes = seen + 1, seen_bytes + file.length_bytes
+                    progress(seen, seen_bytes)
+                    if limits.ttl_s is None or not file.is_regular:
+                        continue
+                    if _is_old(file, limits.ttl_s, limits.now_unix_s) and _remove(upkeep, file, effect):
+                        expired.add(file.length_bytes)
             directories += _empty_directories(root, namespace_hex, effect)
     return GcReport(
         unfinished_files=unfinished.files,
@@ -202,12 +206,12 @@ def _is_old(file: layout.BlockFile, age_s: float | None, now_unix_s: float) -> b
     return age_s is None or now_unix_s - file.mtime_ns / 1e9 > age_s
 
 
-def _remove(file: layout.BlockFile, effect: Effect) -> bool:
+def _remove(upkeep: Upkeep, file: layout.BlockFile, effect: Effect) -> bool:
     """Whether it was there to be removed."""
     if effect is Effect.DRY_RUN:
         return True
     try:
-        return layout.remove_block(file)
+        return upkeep.remove(file)
     except OSError as error:
         raise ConfigError(f"cannot remove {file.path}: {error.strerror}") from None
 
