@@ -241,7 +241,7 @@ def test_without_the_option_there_is_no_scrub(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"scrub_bytes_per_s": -1.0}, {"scrub_bytes_per_s": float("nan")}, {"ttl_s": 60.0}, {"hang_s": 0.0}]
+    "options", [{"scrub_bytes_per_s": -1.0}, {"scrub_bytes_per_s": float("nan")}, {"ttl_s": -1.0}, {"hang_s": 0.0}]
 )
 def test_wrong_options_are_one_line(tmp_path: Path, options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="file tier: ") as caught:
