@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from file_tier_kit import BLOCK_BYTES, block_file, open_tier, write_all
+from file_tier_kit import BLOCK_BYTES, block_file, failing, open_tier, write_all
 
 from forebay.testing.tier_contract import get, key_of, payload_of, put, slot
 from forebay.tiers.file import FileTier, RootReport
@@ -184,6 +184,24 @@ def test_a_root_that_cannot_be_written_is_read(pool: Pool, error_number: int, ca
     lines = warnings_of(caplog)
     expected = ("a write failed", "writes are stopped", "writes work again")
     assert [words in line for words, line in zip(expected, lines, strict=True)] == [True] * 3
+
+
+def test_in_a_full_pool_a_delete_is_the_call_that_is_tried(tmp_path: Path) -> None:
+    """There every write is preceded by a delete, and left out when that fails."""
+    broken, now_ns = [False], [0]
+    pwritev = failing(os.pwritev, lambda *_: broken[0], errno.EROFS)
+    tier = open_tier(tmp_path / "a", calls=replace(REAL_CALLS, pwritev=pwritev), clock_ns=lambda: now_ns[0])
+    put(tier, NUMBERS, BLOCK_BYTES)
+    broken[0] = True
+    write_all(tier, range(100, 110))
+    assert tier.describe()[0].state is RootState.WRITES_STOPPED
+    assert list(tier.delete([key_of(0)])) == [Outcome.FAILED]
+    broken[0] = False
+    now_ns[0] = RETRY_NS
+    assert list(tier.delete([key_of(0)])) == [Outcome.OK]
+    assert tier.describe()[0].state is RootState.ONLINE
+    assert write_all(tier, [100]) == [Outcome.OK]
+    tier.close()
 
 
 def test_a_root_that_vanishes_and_returns(pool: Pool, tmp_path: Path) -> None:
