@@ -26,6 +26,7 @@ from forebay.keys import namespace_key
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier
 from forebay.stage import Policies
 from forebay.types import HOST, Namespace
+from forebay.workloads import Workload
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -148,6 +149,17 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> Mapping[str, Tier]:
             tiers[tier.spec.name] = tier
         undo.pop_all()
     return tiers
+
+
+def open_policy(named: Named) -> Any:
+    """An eviction or admission policy by name. Raises ConfigError for unknown names and bad options."""
+    return _build("policies", named)
+
+
+def open_workload(named: Named) -> Workload:
+    """A workload by name. Raises ConfigError for unknown names, bad options and broken traces."""
+    workload: Workload = _build("workloads", named)
+    return workload
 
 
 def _build(package: str, named: Named, *context: object) -> Any:

@@ -23,6 +23,7 @@ class Reason(Enum):
     """Two reads in a row failed."""
     NO_SLOT = "no free host slot"
     NOT_ADMITTED = "not admitted"
+    OVER_BUDGET = "write budget spent"
     NO_ROOM = "tier full, nothing evictable"
     PINS_FULL = "no more room to pin"
     QUEUE_FULL = "too many writes wait"

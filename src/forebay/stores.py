@@ -6,13 +6,17 @@ host slots that stores may hold; past that an offer is refused, and costs a late
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.events import Dropped, Reason, Refused
+from forebay.ports import Metered
 from forebay.stage import Stage
 from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Outcome
+
+log = logging.getLogger("forebay.stores")
 
 
 @dataclass(slots=True)
@@ -48,6 +52,9 @@ class Stores:
         self._filling: Counter[str] = Counter()
         """Blocks that those jobs write."""
         self._limits = {name: _Limit(spec.capacity_bytes, spec.capacity_bytes) for name, spec in stage.specs.items()}
+        self._metered = {name: tier for name, tier in stage.tiers.items() if isinstance(tier, Metered)}
+        self._spent: set[str] = set()
+        """Tiers whose write budget was found spent, which is said once each time."""
         self._in_transit: Counter[BlockKey] = Counter()
         """Blocks whose slots stores hold, with the number of jobs that use them."""
         self._doubts: set[JobId] = set()
@@ -109,7 +116,7 @@ class Stores:
     def write(self, tier: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Queue blocks that are READY in the host pool for a tier that lacks them; returns those that were taken."""
         taken: list[BlockKey] = []
-        spec, queue = self._stage.specs[tier], self._queues[tier]
+        spec, queue, budget_blocks = self._stage.specs[tier], self._queues[tier], self._budget_blocks(tier)
         for key in keys:
             if key in queue or self._index.get(key, tier) is not None:
                 continue
@@ -117,6 +124,8 @@ class Stores:
                 self._refuse(tier, 1, Reason.QUEUE_FULL)
             elif not self._stage.policies.admission.admit(key, spec, self._index.used_bytes(tier)):
                 self._refuse(tier, 1, Reason.NOT_ADMITTED)
+            elif budget_blocks is not None and len(taken) >= budget_blocks:
+                self._refuse_over_budget(tier)
             elif (len(queue) + self._filling[tier] + 1) * spec.stored_bytes > self._limit_bytes(tier):
                 self._refuse(tier, 1, Reason.NO_ROOM)  # it could only evict what is written together with it
             else:
@@ -125,6 +134,24 @@ class Stores:
                 queue[key] = None
                 taken.append(key)
         return taken
+
+    def _budget_blocks(self, tier: str) -> int | None:
+        """Further blocks that the tier's write budget allows, after those on their way; None without a budget."""
+        metered = self._metered.get(tier)
+        budget_bytes = metered.write_budget_bytes() if metered is not None else None
+        if budget_bytes is None:
+            return None
+        on_their_way = len(self._queues[tier]) + self._filling[tier]
+        blocks = budget_bytes // self._stage.specs[tier].stored_bytes - on_their_way
+        if blocks > 0:
+            self._spent.discard(tier)
+        return max(0, blocks)
+
+    def _refuse_over_budget(self, tier: str) -> None:
+        if tier not in self._spent:
+            self._spent.add(tier)
+            log.warning("%s: the write budget is spent: blocks go to the host pool alone until it has grown", tier)
+        self._refuse(tier, 1, Reason.OVER_BUDGET)
 
     def advance(self) -> list[BlockKey]:
         """Start the writes that flow lets go; returns the blocks that will not be written after all."""

@@ -18,6 +18,7 @@ import click
 
 import forebay
 from forebay.bench.units import harmless
+from forebay.cli.bench import bench
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.output import one_line
@@ -68,6 +69,7 @@ def cli(verbose: int) -> None:
     logging.getLogger("forebay").setLevel(level)
 
 
+cli.add_command(bench)
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(pool)

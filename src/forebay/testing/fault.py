@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import TierUnavailable
-from forebay.ports import Routed, Tier, View
+from forebay.ports import Metered, Routed, Tier, View
 from forebay.types import BlockKey, Outcome, Stored, TierSpec
 
 _GARBAGE = b"\xa5"
@@ -129,6 +129,9 @@ class FaultTier:
 
     def route(self, key: BlockKey) -> int:
         return self._tier.route(key) if isinstance(self._tier, Routed) else 0
+
+    def write_budget_bytes(self) -> int | None:
+        return self._tier.write_budget_bytes() if isinstance(self._tier, Metered) else None
 
     def close(self) -> None:
         self._tier.close()

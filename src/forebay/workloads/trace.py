@@ -64,7 +64,7 @@ def build(options: Options) -> Workload:
     if not arrivals:
         raise ConfigError(f"{path} has no requests: give a trace of JSON lines, or an Azure trace as .csv")
     arrivals.sort(key=lambda arrival: arrival.at_ns)
-    return Workload(path.stem, options.block_tokens, tuple(arrivals))
+    return Workload(path.name, options.block_tokens, tuple(arrivals))
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, str]]:

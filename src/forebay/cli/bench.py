@@ -1,0 +1,15 @@
+"""`forebay bench`: measurements that can be repeated anywhere."""
+
+from __future__ import annotations
+
+import click
+
+from forebay.cli.bench_policy import bench_policy
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine, or compare policies on it."""
+
+
+bench.add_command(bench_policy)
