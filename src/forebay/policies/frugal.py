@@ -56,7 +56,7 @@ class Frugal:
         self._width = options.sketch_bytes // _ROWS
         self._counters: npt.NDArray[np.uint8] = np.zeros(options.sketch_bytes, dtype=np.uint8)
         """[_ROWS * width], row after row."""
-        self._flat = memoryview(self._counters)
+        self._flat: memoryview[int] = self._counters.data
         """The same, for one key at a time: NumPy costs ten times as much there."""
         self._row_starts = np.arange(_ROWS, dtype=np.int64) * self._width
         self._since_halving = 0
@@ -85,8 +85,10 @@ class Frugal:
 
     def estimated_uses(self, key: BlockKey) -> int:
         """Lookups of the block, halved with age; never too low before the first halving."""
-        mask, counters = self._width - 1, self._flat
-        return min(counters[row * self._width + (word & mask)] for row, word in enumerate(_WORDS.unpack(key)))
+        uses = _MOST_COUNT
+        for row, word in enumerate(_WORDS.unpack(key)):
+            uses = min(uses, self._flat[row * self._width + (word & (self._width - 1))])
+        return uses
 
     def _places(self, keys: Sequence[BlockKey]) -> npt.NDArray[np.int64]:
         """[keys, _ROWS]: the counters of each key."""

@@ -2,8 +2,8 @@
 
 MIN drops the block whose next use lies farthest ahead, and does not keep a block at all whose next use lies beyond
 those of all that are held (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
-Systems Journal 5(2), 1966). It counts a hit for every block that is held, whether or not those before it are. With the unbroken
-prefixes that an engine needs, a policy can only have fewer: the bound may be out of reach.
+Systems Journal 5(2), 1966). It counts a hit for every block that is held, whether or not those before it are. With the
+unbroken prefixes that an engine needs, a policy can only have fewer: the bound may be out of reach.
 """
 
 from __future__ import annotations
