@@ -484,3 +484,54 @@ def test_what_others_do_to_a_shared_tier_reaches_the_index() -> None:
     assert world.engine.holds(PROMPT[:5]) == [False, True, True, True, True]
     assert [event.reason for event in world.events if isinstance(event, Dropped)][-1] is Reason.REMOVED
     world.engine.check_idle()
+
+
+class Listener(LRU):
+    """An LRU that hears of whole prompts, and of uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[tuple[BlockKey, ...]] = []
+        self.uses: list[BlockKey] = []
+
+    def requested(self, keys: Sequence[BlockKey]) -> None:
+        self.prompts.append(tuple(keys))
+
+    def accessed(self, keys: Sequence[BlockKey]) -> None:
+        self.uses += keys
+
+
+class UsesOnly(LRU):
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: list[BlockKey] = []
+
+    def accessed(self, keys: Sequence[BlockKey]) -> None:
+        self.uses += keys
+
+
+def test_policies_hear_of_every_prompt_once_as_a_whole_and_in_every_place() -> None:
+    world = make_world()
+    listener, uses_only = Listener(), UsesOnly()
+    world.engine._stage.eviction = {HOST: uses_only, "disk": listener}
+    world.store(PROMPT[:4])
+    world.load("a", PROMPT[:6])  # from the pool, and no less a use of what the tier holds
+    assert listener.prompts == [PROMPT[:6]]
+    assert uses_only.uses == list(PROMPT[:4])
+    world.engine.announce(PROMPT[:6])
+    for start in (0, 3):
+        plan = world.engine.plan_load(Request(f"part {start}", PROMPT[start : start + 3], announced=True))
+        assert plan is not None
+        world.engine.cancel_load(f"part {start}")
+    assert listener.prompts == [PROMPT[:6]] * 2
+    assert uses_only.uses == list(PROMPT[:4]) * 2
+    assert listener.uses == []
+
+
+def test_what_a_tier_held_before_ranks_by_its_age() -> None:
+    tier = memory.MemoryTier(memory.Options(name="disk", capacity_bytes=8 * BLOCK_BYTES), BLOCK_BYTES)
+    for key in PROMPT[:8]:
+        tier.write((key,), (memoryview(truth(key)),))
+    world = make_world(tiers={"disk": 8}, wrap=lambda made: tier)
+    world.store(PROMPT[20:23])
+    assert [tier.contains((key,))[0] for key in PROMPT[:8]] == [False] * 3 + [True] * 5

@@ -37,7 +37,7 @@ class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class TierConfig(Named, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    eviction: Named = Named(kind="lru")
+    eviction: Named = Named(kind="prefix_aware")
 
 
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +46,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     host_bytes: int
     """DRAM for the host pool, in bytes. Every transfer passes through it, so it bounds the bytes in flight."""
     tiers: tuple[TierConfig, ...] = ()
-    host_eviction: Named = Named(kind="lrfu")
+    host_eviction: Named = Named(kind="prefix_aware")
     admission: Named = Named(kind="admit_all")
     threads_per_lane: int = 2
     """Jobs at a time for each kind of work on each tier."""

@@ -20,6 +20,8 @@ from forebay.keys import block_keys
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.lrfu import LRFU
 from forebay.policies.lru import LRU
+from forebay.policies.prefix_aware import PrefixAware
+from forebay.policies.s3fifo import S3FIFO
 from forebay.ports import EvictionPolicy, Tier
 from forebay.sim.executor import SimExecutor
 from forebay.stage import Policies
@@ -180,7 +182,7 @@ class Schedule:
         self._last_request = 0
 
     def _policy(self) -> EvictionPolicy:
-        return self._rng.choice((LRU(), LRFU(half_life=20.0)))
+        return self._rng.choice((LRU(), LRFU(half_life=20.0), S3FIFO(), PrefixAware()))
 
     def _prompt(self, number: int) -> tuple[BlockKey, ...]:
         """1 to 7 blocks; the first is one of three, so that prompts share prefixes."""
