@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +81,10 @@ def _results(tasks: Sequence[Task], processes: int, progress: Progress) -> Itera
             yield rows
         return
     progress.begins(f"{processes} processes")
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_task, task) for task in tasks]):
-            progress.ended(_line(future.result()))
-            yield future.result()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # whose exit ends them, also by an exception
+        for rows in pool.imap_unordered(run_task, tasks):
+            progress.ended(_line(rows))
+            yield rows
 
 
 def _line(rows: Sequence[Row]) -> str:
