@@ -20,6 +20,7 @@ from forebay.ports import Tier
 from forebay.stage import Policies
 from forebay.testing.fault import FaultPlan, FaultTier
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, truth
+from forebay.tiers import memory
 from forebay.types import (
     HOST,
     BlockKey,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_world import PROMPT, World, make_world
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
 from forebay.events import Reason, Totals
@@ -16,7 +17,6 @@ from forebay.keys import block_keys
 from forebay.pins import Pins
 from forebay.testing.schedule import NAMESPACE
 from forebay.types import HOST, BlockKey, JobKind
-from test_engine import PROMPT, World, make_world
 
 
 def other_prompt(number: int, blocks: int) -> tuple[BlockKey, ...]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from engine_world import PROMPT, World, make_world
 from forebay.bench.policy.replay import prompts_of, replay
 from forebay.errors import ConfigError
 from forebay.events import Dropped, Reason, Refused
@@ -26,7 +27,6 @@ from forebay.ports import Tier
 from forebay.tiers.memory import MemoryTier
 from forebay.types import HOST, BlockKey, JobKind, TierSpec
 from forebay.workloads import rag
-from test_engine import PROMPT, World, make_world
 
 SPEC = TierSpec(name="disk", capacity_bytes=100, stored_bytes=1, read_latency_ns=0)
 
