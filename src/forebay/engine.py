@@ -64,6 +64,10 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A load that takes longer ends with the blocks that have arrived."""
     write_queue_share: float = 0.5
     """Share of the host slots that blocks on their way to the tiers may hold. What is offered past that is refused."""
+    hedge_share: float = 0.05
+    """Of the bytes read, how many may be read a second time, from another tier, where the first read is slow."""
+    hedge_patience_s: float = 0.05
+    """No read is asked for again sooner."""
     prefetch_pool_share: float = 0.5
     """Share of the host slots that prefetched blocks may hold."""
     prefetch_linger_s: float = 10.0
@@ -82,8 +86,17 @@ def check_options(options: EngineOptions) -> None:
     for name in ("write_queue_share", "prefetch_pool_share"):
         if not 0 < getattr(options, name) <= 1:
             raise ConfigError(f"engine: {name} must be above 0 and at most 1, not {getattr(options, name)}")
+    if not 0 <= options.hedge_share <= 1:
+        raise ConfigError(f"engine: hedge_share must be 0 to 1, not {options.hedge_share}")
     check_flow_options(options.flow)
-    for name in ("probe_deadline_s", "full_backoff_s", "read_deadline_s", "load_deadline_s", "prefetch_linger_s"):
+    for name in (
+        "probe_deadline_s",
+        "full_backoff_s",
+        "read_deadline_s",
+        "load_deadline_s",
+        "hedge_patience_s",
+        "prefetch_linger_s",
+    ):
         seconds = getattr(options, name)
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ConfigError(f"engine: {name} must be a number of seconds, 0 or more, not {seconds}")
@@ -95,6 +108,8 @@ def _load_limits(options: EngineOptions, pool: HostPool) -> LoadLimits:
         read_deadline_ns=int(options.read_deadline_s * 1e9),
         prefetch_slots=max(1, int(pool.slots * options.prefetch_pool_share)),
         prefetch_linger_ns=int(options.prefetch_linger_s * 1e9),
+        hedge_share=options.hedge_share,
+        hedge_patience_ns=int(options.hedge_patience_s * 1e9),
     )
 
 

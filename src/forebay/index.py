@@ -91,6 +91,14 @@ class BlockIndex:
         self._used_bytes[place] -= copy.stored_bytes
         return copy
 
+    def move(self, key: BlockKey, place: str, slot: Slot) -> Slot:
+        """A FILLING copy is filled in another slot than was planned; returns the old one."""
+        copy = self._copies[place][key]
+        assert copy.state is CopyState.FILLING
+        assert copy.slot is not None
+        self._copies[place][key] = copy._replace(slot=slot)
+        return copy.slot
+
     def withdraw(self, key: BlockKey, place: str) -> None:
         """READY -> (absent), or LOST until the last pin is gone: the place does not hold what the index said."""
         copy = self._copies[place][key]

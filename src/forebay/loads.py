@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.events import LoadEnded, PrefetchEnded, PrefetchFate, Reason
+from forebay.hedges import Hedges
 from forebay.planner import source_of
 from forebay.stage import Stage
 from forebay.types import (
@@ -108,6 +109,8 @@ class LoadLimits:
     """Host slots that prefetches may hold."""
     prefetch_linger_ns: int
     """How long past its deadline a prefetch keeps its blocks pinned for a request that has not come."""
+    hedge_share: float
+    hedge_patience_ns: int
 
 
 class Loads:
@@ -127,6 +130,9 @@ class Loads:
         self._failed_once: set[tuple[BlockKey, str]] = set()
         """Blocks whose last read from a tier failed."""
         self._subjects: dict[JobId, _Positions] = {}
+        self._hedges = Hedges(stage, limits.hedge_share, limits.hedge_patience_ns)
+        self._won: defaultdict[JobId, set[BlockKey]] = defaultdict(set)
+        """Blocks of running READ jobs that a second read brought first."""
         self._due: list[tuple[int, JobId]] = []
         """Heap of the READ jobs by when they are late; those that have ended are skipped."""
         self._deadlines: list[tuple[int, str]] = []
@@ -150,11 +156,14 @@ class Loads:
 
     def pins(self) -> Counter[tuple[BlockKey, str]]:
         """Every pin that loads hold, to be checked against the index."""
-        return Counter(
-            (load.key(position), source)
-            for load in self._loads.values()
-            for position, source in enumerate(load.sources)
-            if source is not None
+        return (
+            Counter(
+                (load.key(position), source)
+                for load in self._loads.values()
+                for position, source in enumerate(load.sources)
+                if source is not None
+            )
+            + self._hedges.pins()
         )
 
     # --- what the host engine asks for
@@ -225,6 +234,7 @@ class Loads:
         """
         now_ns = self._stage.now_ns()
         self._give_up_late(now_ns)
+        self._hedges.start(now_ns, self._subjects)
         for name in self._flow.queue.in_order():
             if self._flow.is_saturated(self._limits.batch_blocks, now_ns):
                 break
@@ -243,7 +253,9 @@ class Loads:
             heapq.heappop(self._due)
         while self._deadlines and self._deadlines[0][1] not in self._loads:
             heapq.heappop(self._deadlines)
-        return min((heap[0][0] for heap in (self._due, self._deadlines) if heap), default=None)
+        times = [heap[0][0] for heap in (self._due, self._deadlines) if heap]
+        slow_ns = self._hedges.next_ns(self._subjects)
+        return min(times if slow_ns is None else [*times, slow_ns], default=None)
 
     def _grant(self, load: _Load, now_ns: int) -> bool:
         """Start reads of the load's next positions, as far as flow and slots go. False when slots are the limit."""
@@ -316,6 +328,8 @@ class Loads:
             load.reading.add(job.job_id)
             due_ns = now_ns + max(self._limits.read_deadline_ns, _LATE_BY * self._flow.flight_ns(channel))
             heapq.heappush(self._due, (due_ns, job.job_id))
+            if load.traffic is Traffic.DEMAND:
+                self._hedges.watch(job, now_ns)
         self._prefetching += len(positions) if load.traffic is Traffic.PREFETCH else 0
         if positions:
             self._flow.queue.granted(load.name, len(positions) * self._stage.pool.block_bytes)
@@ -387,27 +401,54 @@ class Loads:
 
     def on_read(self, result: JobResult) -> list[BlockKey]:
         """Apply a READ; returns the blocks that are in the host pool now."""
-        tier, subject = result.job.tier, self._subjects.pop(result.job.job_id)
-        load = subject.load
-        self._stop_reading(load, result.job)
-        arrived: list[BlockKey] = []
-        for position, key in zip(subject.positions, result.job.keys, strict=True):
-            outcome = result.outcomes[key]
-            self._release(load, position)
-            if outcome is Outcome.OK:
-                arrived.append(key)
-                self._failed_once.discard((key, tier))
-                self._fill_ended(key)
-                self._hold(load, position, HOST)
-                self._make_ready(load, position)
-                continue
-            self._fill_failed(key, None)
-            load.open_blocks -= 1
-            load.tried.setdefault(position, set()).add(tier)
-            if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):
-                self._stage.withdraw(key, tier, _WITHDRAWN[outcome])
-            self._seek(load, position)
+        job = result.job
+        if job.job_id in self._hedges:
+            arrived = self._on_hedge(result)
+        else:
+            subject = self._subjects.pop(job.job_id)
+            self._stop_reading(subject.load, job)
+            won = self._won.pop(job.job_id, ())
+            arrived = []
+            for position, key in zip(subject.positions, job.keys, strict=True):
+                if key in won:
+                    continue
+                if result.outcomes[key] is Outcome.OK:
+                    arrived.append(key)
+                    self._failed_once.discard((key, job.tier))
+                    self._on_arrived(subject.load, position)
+                else:
+                    self._on_failed(subject.load, position, job.tier, result.outcomes[key])
         self._stage.eviction[HOST].inserted(arrived)
+        self._stage.eviction[job.tier].accessed(arrived)
+        return arrived
+
+    def _on_arrived(self, load: _Load, position: int) -> None:
+        self._release(load, position)
+        self._fill_ended(load.key(position))
+        self._hold(load, position, HOST)
+        self._make_ready(load, position)
+
+    def _on_failed(self, load: _Load, position: int, tier: str, outcome: Outcome) -> None:
+        key = load.key(position)
+        self._release(load, position)
+        self._fill_failed(key, None)
+        load.open_blocks -= 1
+        load.tried.setdefault(position, set()).add(tier)
+        if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):
+            self._stage.withdraw(key, tier, _WITHDRAWN[outcome])
+        self._seek(load, position)
+
+    def _on_hedge(self, result: JobResult) -> list[BlockKey]:
+        """Apply a second read. A read of which nothing is left to wait for is given up."""
+        arrived: list[BlockKey] = []
+        for won in self._hedges.on_read(result, self._subjects):
+            job, subject = self._stage.jobs[won.original], self._subjects[won.original]
+            self._won[won.original].add(won.key)
+            arrived.append(won.key)
+            self._on_arrived(subject.load, subject.positions[job.keys.index(won.key)])
+            if len(self._won[won.original]) == len(job.keys):
+                self._flow.given_up(job)
+                self._strand(won.original)
         return arrived
 
     def _stop_reading(self, load: _Load, job: Job) -> None:
@@ -511,12 +552,14 @@ class Loads:
         load = subject.load
         self._stop_reading(load, job)
         self._stage.strand(job)
-        for position, key in zip(subject.positions, job.keys, strict=True):
+        won = self._won.pop(job_id, ())
+        lost = [position for position in subject.positions if load.key(position) not in won]
+        for position in lost:
             self._release(load, position)
-            self._fill_failed(key, job_id)
+            self._fill_failed(load.key(position), job_id)
             load.open_blocks -= 1
             load.tried.setdefault(position, set()).add(job.tier)
-        for position in subject.positions:
+        for position in lost:
             self._seek(load, position)
 
     def _on_deadline(self, load: _Load, now_ns: int) -> None:

@@ -33,6 +33,7 @@ from forebay.types import (
     BlockKey,
     Change,
     Channel,
+    CopyState,
     DeviceBlock,
     Job,
     JobId,
@@ -91,6 +92,10 @@ class Stage:
         """In flight, and somebody waits for them."""
         self._stranded: dict[JobId, list[Slot]] = {}
         """Reads in flight that nobody waits for any more, with the slots that they may still write to."""
+        self._spares: dict[JobId, dict[BlockKey, Slot]] = {}
+        """Second reads of blocks that another read is to bring, with slots that belong to no copy yet."""
+        self._outgrown: dict[JobId, list[Slot]] = {}
+        """Reads of which a second read brought some blocks first, with the slots that they may still write to."""
         self._device, self._executor = device, executor
         self._last_job_id = 0
         self._device_jobs = 0
@@ -221,9 +226,38 @@ class Stage:
         self._executor.give_up(job)
         self.emit(Overdue(self.now_ns(), job))
 
+    def spare_read(self, channel: Channel, keys: Sequence[BlockKey], slots: Sequence[Slot]) -> Job:
+        """Read blocks whose host copies are FILLING by another read, into slots of their own. Nobody waits for it."""
+        job = self._new_job(JobKind.READ, channel.tier, keys)
+        job = replace(job, route=channel.route, slots=tuple(slots))
+        self._spares[job.job_id] = dict(zip(keys, slots, strict=True))
+        self.flow.sent(job, self.now_ns())
+        views = [self.pool.view(slot) for slot in slots]
+        work = partial(_by_key, self.tiers[channel.tier].read, job.keys, views)
+        self._executor.submit(job, partial(_attempt, job, work))
+        return job
+
+    def is_filled_by(self, key: BlockKey, job_id: JobId) -> bool:
+        """Whether the block's host copy is FILLING into the slot that this job reads to."""
+        copy, job = self.index.get(key, HOST), self.jobs[job_id]
+        return copy is not None and copy.state is CopyState.FILLING and copy.slot == job.slots[job.keys.index(key)]
+
+    def swap_slot(self, key: BlockKey, spare: JobId, original: JobId) -> None:
+        """The spare read has brought the block: its slot is the host copy's now, and the old one comes back later."""
+        old = self.index.move(key, HOST, self._spares[spare].pop(key))
+        self._outgrown.setdefault(original, []).append(old)
+
+    def end_spare(self, result: JobResult) -> None:
+        """What nobody took of a spare read is thrown away, but not what it found out."""
+        for slot in self._spares.pop(result.job.job_id).values():
+            self.pool.give(slot)
+        self._believe(result)
+
     @property
     def stranded_slots(self) -> int:
-        return sum(map(len, self._stranded.values()))
+        """Slots that belong to no copy, since a read may still write to them."""
+        held = (*self._stranded.values(), *self._spares.values(), *self._outgrown.values())
+        return sum(map(len, held))
 
     def write(self, tier: str, keys: Sequence[BlockKey], evicts: Sequence[BlockKey]) -> Job:
         job = replace(self._new_job(JobKind.WRITE, tier, keys, tuple(evicts)), traffic=Traffic.WRITE)
@@ -248,10 +282,12 @@ class Stage:
             job_id = result.job.job_id
             if result.job.kind is JobKind.READ:
                 self.flow.ended(result, self.now_ns())
+            for slot in self._outgrown.pop(job_id, ()):
+                self.pool.give(slot)
             if job_id in self._stranded:
                 self._end_stranded(result)
                 continue
-            del self.jobs[job_id]
+            self.jobs.pop(job_id, None)  # a spare read is not among them
             if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
                 self._device_jobs -= 1
             yield result
@@ -260,6 +296,10 @@ class Stage:
         """What it brought is thrown away, but not what it found out."""
         for slot in self._stranded.pop(result.job.job_id):
             self.pool.give(slot)
+        self._believe(result)
+
+    def _believe(self, result: JobResult) -> None:
+        """Nobody waited for this read; that a block is gone or damaged is a fact all the same."""
         for key, outcome in result.outcomes.items():
             if outcome in _DISPROVED and self.index.is_ready(key, result.job.tier):
                 self.withdraw(key, result.job.tier, _DISPROVED[outcome])
