@@ -329,19 +329,21 @@ def test_what_is_set_aside_is_counted_by_reason(pool: Pool) -> None:
 
 
 def test_a_root_that_hangs_in_a_lookup_holds_a_write_up_for_a_hang_and_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Names on `b` do not resolve, as on a network mount whose server is gone. The wait is real, the hang is not."""
-    answer, real, now_ns = threading.Event(), os.lstat, [0]
+    hanging, answer, now_ns = threading.Event(), threading.Event(), [0]
 
     def lstat(path: str) -> os.stat_result:
-        if str(path).startswith(str(tmp_path / "b")) and str(path).endswith(".kv"):
+        if hanging.is_set() and path.startswith(str(tmp_path / "b")) and path.endswith(".kv"):
             answer.wait(60)
-        return real(path)
+        return os.lstat(path)
 
-    tier = open_tier(tmp_path / "a", tmp_path / "b", hang_s=2.0, clock_ns=lambda: now_ns[0])
+    tier = open_tier(
+        tmp_path / "a", tmp_path / "b", calls=replace(REAL_CALLS, lstat=lstat), hang_s=2.0, clock_ns=lambda: now_ns[0]
+    )
     for_a = [number for number in range(100) if tier.route(key_of(number)) == 0]
-    monkeypatch.setattr("forebay.tiers.file.root.os.lstat", lstat)
+    hanging.set()
     assert write_all(tier, for_a[:3]) == [Outcome.OK] * 3
     assert "b has not answered a lookup" in warnings_of(caplog)[0]
     now_ns[0] = 2 * 10**9 + 1
