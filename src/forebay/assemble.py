@@ -125,11 +125,16 @@ def _engine_over(
     eviction: dict[str, EvictionPolicy] = {HOST: _build("policies", config.host_eviction)}
     for name, tier in zip(tiers, config.tiers, strict=True):
         eviction[name] = _build("policies", tier.eviction)
+    ours = {
+        name: _build("policies", chosen.eviction)
+        for (name, tier), chosen in zip(tiers.items(), config.tiers, strict=True)
+        if tier.spec.quota_bytes is not None
+    }
     admission: AdmissionPolicy = _build("policies", config.admission)
     return Engine(
         pool=pool,
         tiers=tiers,
-        policies=Policies(eviction, admission),
+        policies=Policies(eviction, admission, ours),
         device=device,
         executor=executor or ThreadExecutor(config.threads_per_lane),
         emit=emit,

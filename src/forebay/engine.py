@@ -251,8 +251,7 @@ class Engine:
         if change.kind is ChangeKind.REMOVED and self._index.is_ready(change.key, tier):
             self._stage.withdraw(change.key, tier, Reason.REMOVED)
         elif change.kind is ChangeKind.ADDED and self._index.get(change.key, tier) is None:
-            self._index.adopt(change.key, tier, change.stored_bytes)
-            self._stage.eviction[tier].inserted((change.key,))
+            self._stage.adopt(change, tier)
 
     # --- prefetch
 

@@ -5,7 +5,7 @@ A resting copy in a tier is one shared value, so that a block known to one tier 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from forebay.errors import InvariantBroken
@@ -28,6 +28,9 @@ class BlockIndex:
     def __init__(self, places: tuple[str, ...]) -> None:
         self._copies: dict[str, dict[BlockKey, Copy]] = {place: {} for place in places}
         self._used_bytes = dict.fromkeys(places, 0)
+        self._foreign: dict[str, set[BlockKey]] = {place: set() for place in places}
+        """Blocks of other tenants, wherever somebody cares. A block's tenant never changes, so it stays in here."""
+        self._foreign_bytes = dict.fromkeys(places, 0)
         self._resting: dict[int, Copy] = {}
 
     # --- queries
@@ -53,6 +56,17 @@ class BlockIndex:
         """Bytes of FILLING and READY copies. DROPPING ones give their room to the write that evicts them."""
         return self._used_bytes[place]
 
+    def our_bytes(self, place: str) -> int:
+        """As `used_bytes`, of blocks that are not marked as foreign."""
+        return self._used_bytes[place] - self._foreign_bytes[place]
+
+    def is_foreign(self, key: BlockKey, place: str) -> bool:
+        return key in self._foreign[place]
+
+    def mark_foreign(self, keys: Iterable[BlockKey], place: str) -> None:
+        """These blocks, none of which is in the place, belong to another tenant than the engine's."""
+        self._foreign[place].update(keys)
+
     # --- transitions: see CopyState for the picture
 
     def reserve(self, key: BlockKey, place: str, stored_bytes: int, slot: Slot | None = None) -> None:
@@ -60,7 +74,7 @@ class BlockIndex:
         held = self._copies[place]
         assert key not in held, f"{place} has this block already"
         held[key] = Copy(CopyState.FILLING, stored_bytes, slot, pins=1)
-        self._used_bytes[place] += stored_bytes
+        self._count(key, place, stored_bytes)
 
     def commit(self, key: BlockKey, place: str) -> None:
         """FILLING -> READY, and the filler's pin is given back."""
@@ -73,7 +87,7 @@ class BlockIndex:
         copy = self._copies[place].pop(key)
         assert copy.state is CopyState.FILLING
         assert copy.pins == 1, "somebody still waits for this fill"
-        self._used_bytes[place] -= copy.stored_bytes
+        self._count(key, place, -copy.stored_bytes)
         return copy
 
     def adopt(self, key: BlockKey, place: str, stored_bytes: int) -> None:
@@ -81,14 +95,24 @@ class BlockIndex:
         held = self._copies[place]
         if key not in held:
             held[key] = self._at_rest(stored_bytes)
-            self._used_bytes[place] += stored_bytes
+            self._count(key, place, stored_bytes)
+
+    def adopt_many(self, keys: Sequence[BlockKey], place: str, stored_bytes: int) -> None:
+        """As `adopt`, for blocks of one length."""
+        held = self._copies[place]
+        fresh = [key for key in keys if key not in held] if held else keys
+        held.update(dict.fromkeys(fresh, self._at_rest(stored_bytes)))
+        self._used_bytes[place] += len(fresh) * stored_bytes
+        foreign = self._foreign[place]
+        if foreign:
+            self._foreign_bytes[place] += stored_bytes * sum(key in foreign for key in fresh)
 
     def forget(self, key: BlockKey, place: str) -> Copy:
         """READY -> (absent): the copy is not wanted any more."""
         copy = self._copies[place].pop(key)
         assert copy.state is CopyState.READY
         assert copy.pins == 0, "somebody still reads this copy"
-        self._used_bytes[place] -= copy.stored_bytes
+        self._count(key, place, -copy.stored_bytes)
         return copy
 
     def move(self, key: BlockKey, place: str, slot: Slot) -> Slot:
@@ -103,7 +127,7 @@ class BlockIndex:
         """READY -> (absent), or LOST until the last pin is gone: the place does not hold what the index said."""
         copy = self._copies[place][key]
         assert copy.state is CopyState.READY
-        self._used_bytes[place] -= copy.stored_bytes
+        self._count(key, place, -copy.stored_bytes)
         if copy.pins:
             self._copies[place][key] = copy._replace(state=CopyState.LOST)
         else:
@@ -114,14 +138,14 @@ class BlockIndex:
         assert self.is_evictable(key, place)
         copy = self._copies[place][key]
         self._copies[place][key] = copy._replace(state=CopyState.DROPPING)
-        self._used_bytes[place] -= copy.stored_bytes
+        self._count(key, place, -copy.stored_bytes)
 
     def keep(self, key: BlockKey, place: str) -> None:
         """DROPPING -> READY: the delete failed."""
         copy = self._copies[place][key]
         assert copy.state is CopyState.DROPPING
         self._put(key, place, copy._replace(state=CopyState.READY))
-        self._used_bytes[place] += copy.stored_bytes
+        self._count(key, place, copy.stored_bytes)
 
     def drop(self, key: BlockKey, place: str) -> None:
         """DROPPING -> (absent): the delete has landed."""
@@ -140,6 +164,11 @@ class BlockIndex:
             del self._copies[place][key]
         else:
             self._put(key, place, Copy(copy.state, copy.stored_bytes, copy.slot, copy.pins - 1))
+
+    def _count(self, key: BlockKey, place: str, more_bytes: int) -> None:
+        self._used_bytes[place] += more_bytes
+        if key in self._foreign[place]:
+            self._foreign_bytes[place] += more_bytes
 
     def _put(self, key: BlockKey, place: str, copy: Copy) -> None:
         at_rest = copy.state is CopyState.READY and copy.pins == 0 and copy.slot is None
@@ -165,6 +194,11 @@ class BlockIndex:
             counted = sum(copy.stored_bytes for copy in held.values() if copy.state in counts)
             if counted != self._used_bytes[place]:
                 raise InvariantBroken(f"{place}: counted {counted} bytes, the index says {self._used_bytes[place]}")
+            theirs = sum(
+                held[key].stored_bytes for key in self._foreign[place] & held.keys() if held[key].state in counts
+            )
+            if theirs != self._foreign_bytes[place]:
+                raise InvariantBroken(f"{place}: counted {theirs} foreign bytes, not {self._foreign_bytes[place]}")
             for copy in held.values():
                 if copy.state is CopyState.FILLING and copy.pins < 1:
                     raise InvariantBroken(f"{place}: a block is being filled by nobody")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
@@ -19,6 +19,7 @@ from forebay.pins import Pins
 from forebay.planner import by_speed
 from forebay.ports import (
     AdmissionPolicy,
+    Catalogued,
     DevicePort,
     EvictionPolicy,
     Executor,
@@ -28,6 +29,7 @@ from forebay.ports import (
     Watched,
     Work,
 )
+from forebay.tenancy import Whose, by_tenant
 from forebay.types import (
     HOST,
     BlockKey,
@@ -56,6 +58,8 @@ class Policies:
     eviction: Mapping[str, EvictionPolicy]
     """One for `HOST` and one for each tier."""
     admission: AdmissionPolicy
+    ours: Mapping[str, EvictionPolicy] = field(default_factory=dict)
+    """A second one for each tier with a quota, of the same kind."""
 
 
 class Stage:
@@ -73,13 +77,18 @@ class Stage:
     ) -> None:
         assert set(policies.eviction) == {HOST, *tiers}, "one eviction policy for the host pool and for each tier"
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
-        self.eviction = policies.eviction
         self.specs = {name: tier.spec for name, tier in tiers.items()}
         self._routed = {name: tier for name, tier in tiers.items() if isinstance(tier, Routed)}
         self._watched = {name: tier for name, tier in tiers.items() if isinstance(tier, Watched) and tier.spec.shared}
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
+        self._quotas = {
+            name: by_tenant(policies.eviction[name], policies.ours[name], partial(self._is_foreign, name))
+            for name in self.order
+            if self.specs[name].quota_bytes is not None
+        }
+        self.eviction: Mapping[str, EvictionPolicy] = {**policies.eviction, **self._quotas}
         self._reserved_slots = max(1, int(pool.slots * reserve_share))
         pinnable = {HOST: int((pool.slots - 2 * self._reserved_slots) * pin_share)}
         pinnable |= {
@@ -100,11 +109,32 @@ class Stage:
         self._last_job_id = 0
         self._device_jobs = 0
         for name, tier in tiers.items():
-            found: list[BlockKey] = []
+            self._take_stock(name, tier)
+
+    def _take_stock(self, name: str, tier: Tier) -> None:
+        """Learn what the tier holds already."""
+        found: list[BlockKey] = []
+        if isinstance(tier, Catalogued):
+            for run in tier.inventory():
+                if name in self._quotas and not run.is_ours:
+                    self.index.mark_foreign(run.keys, name)
+                self.index.adopt_many(run.keys, name, run.stored_bytes)
+                found.extend(run.keys)
+        else:
             for stored in tier.scan():
                 self.index.adopt(stored.key, name, stored.stored_bytes)
                 found.append(stored.key)
-            self.eviction[name].inserted(found[::-1])  # the oldest last: it ranks coldest
+        self.eviction[name].inserted(found[::-1])  # the oldest last: it ranks coldest
+
+    def adopt(self, change: Change, tier: str) -> None:
+        """Another process has added a block that the index does not know."""
+        if tier in self._quotas and not change.is_ours:
+            self.index.mark_foreign((change.key,), tier)
+        self.index.adopt(change.key, tier, change.stored_bytes)
+        self.eviction[tier].inserted((change.key,))
+
+    def _is_foreign(self, tier: str, key: BlockKey) -> bool:
+        return self.index.is_foreign(key, tier)
 
     def now_ns(self) -> int:
         return self._executor.now_ns()
@@ -138,7 +168,7 @@ class Stage:
                 self.forget(victim, HOST, Reason.EVICTED)
         return self.pool.take()
 
-    def victim(self, place: str) -> BlockKey | None:
+    def victim(self, place: str, whose: Whose = Whose.ANYBODYS) -> BlockKey | None:
         """The most dispensable copy of a place, by its policy. A policy that proposes anything else is not followed."""
         pinned: list[BlockKey] = []
 
@@ -148,7 +178,8 @@ class Stage:
                 return False
             return self.index.is_evictable(key, place)
 
-        proposed = self.eviction[place].victims(1, evictable)
+        rank = self.eviction[place].victims if whose is Whose.ANYBODYS else self._quotas[place].own_victims
+        proposed = rank(1, evictable)
         if pinned:  # out of the policy until they are unpinned: else it would pass over them for every victim
             self.eviction[place].removed(pinned)
             self.pins.set_aside(pinned, place)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from forebay.events import Dropped, Reason, Refused
 from forebay.ports import Metered
 from forebay.stage import Stage
+from forebay.tenancy import Whose
 from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Outcome
 
 log = logging.getLogger("forebay.stores")
@@ -57,6 +58,10 @@ class Stores:
         """Tiers whose write budget was found spent, which is said once each time."""
         self._in_transit: Counter[BlockKey] = Counter()
         """Blocks whose slots stores hold, with the number of jobs that use them."""
+        self._full: list[tuple[str, BlockKey]] = []
+        """Blocks that their tier has just had no room for."""
+        self._tried_again: set[tuple[str, BlockKey]] = set()
+        """Blocks on their second way to a tier that had no room."""
         self._doubts: set[JobId] = set()
         """PROBE jobs that ask whether a failed delete has landed."""
 
@@ -153,8 +158,28 @@ class Stores:
             log.warning("%s: the write budget is spent: blocks go to the host pool alone until it has grown", tier)
         self._refuse(tier, 1, Reason.OVER_BUDGET)
 
+    def _on_full(self) -> None:
+        """Blocks found no room: try each once more, with as much evicted.
+
+        Called when the changes that others made have been applied: if these explain it, the limits stand as they are.
+        """
+        full, self._full = self._full, []
+        for tier in {tier for tier, _ in full}:
+            spec = self._stage.specs[tier]
+            fits = self._index.used_bytes(tier) + spec.stored_bytes <= spec.capacity_bytes
+            if fits and self._over_quota_bytes(tier) <= 0:
+                self._lower_limit(tier)
+        for tier, key in full:
+            if (tier, key) in self._tried_again:
+                self._tried_again.remove((tier, key))
+            elif self._index.is_ready(key, HOST):
+                self._tried_again.add((tier, key))
+                if not self.write(tier, (key,)):
+                    self._tried_again.remove((tier, key))
+
     def advance(self) -> list[BlockKey]:
         """Start the writes that flow lets go; returns the blocks that will not be written after all."""
+        self._on_full()
         given_up: list[BlockKey] = []
         for tier, queue in self._queues.items():
             while queue and self._jobs[tier] < _MOST_JOBS and self._stage.flow.may_write(tier, self._stage.now_ns()):
@@ -217,8 +242,8 @@ class Stores:
             else:
                 self._index.abandon(key, tier)
         eviction.inserted(written)
-        if Outcome.FULL in result.outcomes.values():
-            self._lower_limit(tier)
+        self._full.extend((tier, key) for key in result.job.keys if result.outcomes[key] is Outcome.FULL)
+        self._tried_again.difference_update((tier, key) for key in written)
 
     def on_probed(self, result: JobResult) -> None:
         """Settle what became of blocks whose delete failed. Without an answer they count as still there."""
@@ -252,23 +277,42 @@ class Stores:
     def _make_room(self, tier: str) -> list[BlockKey] | None:
         """Blocks, now DROPPING, that have to be deleted before one more fits; None when no room can be made."""
         index, eviction = self._index, self._stage.eviction[tier]
-        over_bytes = index.used_bytes(tier) + self._stage.specs[tier].stored_bytes - self._limit_bytes(tier)
         victims: list[BlockKey] = []
-        while over_bytes > 0:
-            victim = self._stage.victim(tier)
+        while (whose := self._whose_must_go(tier)) is not None:
+            victim = self._stage.victim(tier, whose)
             if victim is None:
                 for key in victims:
                     index.keep(key, tier)
                 eviction.inserted(victims)
                 return None
-            before_bytes = index.used_bytes(tier)
             index.begin_drop(victim, tier)
-            over_bytes -= before_bytes - index.used_bytes(tier)
             eviction.removed((victim,))
             victims.append(victim)
         if victims:
             self._stage.emit(Dropped(self._stage.now_ns(), tier, len(victims), Reason.EVICTED))
         return victims
+
+    def _whose_must_go(self, tier: str) -> Whose | None:
+        """Whose block has to make room for one more; None when there is room.
+
+        A tenant at its quota pays with its own. So it does where a tier that knows of a quota had no room, and nothing
+        says why: it may have been the quota.
+        """
+        has_quota = self._stage.specs[tier].quota_bytes is not None
+        if self._over_quota_bytes(tier) > 0:
+            return Whose.OURS
+        if self._over_bytes(tier) > 0:
+            return Whose.OURS if has_quota and self._limits[tier].until_ns else Whose.ANYBODYS
+        return None
+
+    def _over_bytes(self, tier: str) -> int:
+        """By how much one more block would exceed what the tier may hold now."""
+        return self._index.used_bytes(tier) + self._stage.specs[tier].stored_bytes - self._limit_bytes(tier)
+
+    def _over_quota_bytes(self, tier: str) -> int:
+        """By how much one more block would exceed the tenant's quota."""
+        spec = self._stage.specs[tier]
+        return 0 if spec.quota_bytes is None else self._index.our_bytes(tier) + spec.stored_bytes - spec.quota_bytes
 
     def _limit_bytes(self, tier: str) -> int:
         limit = self._limits[tier]
