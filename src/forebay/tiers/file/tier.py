@@ -331,6 +331,12 @@ class FileTier:
 
     # --- beyond the port -----------------------------------------------------------------------
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that blocks occupy, or for which room is reserved, in all namespaces and over all processes."""
+        self._ledger.catch_up()
+        return self._ledger.used_bytes
+
     def describe(self) -> tuple[RootReport, ...]:
         """The path that each root really got, in the order of the options."""
         return tuple(_report(member) for member in self._members)
