@@ -1,0 +1,125 @@
+"""A process that is killed at each system call in turn, in a write, a delete, an eviction and a compaction."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from file_tier_kit import BLOCK_BYTES, open_tier, unfinished, write_all
+
+from forebay.testing.tier_contract import get, key_of, payload_of
+from forebay.tiers.file import FileTier, Io, catalogue
+from forebay.tiers.file.directio import REAL_CALLS, Calls
+from forebay.types import Outcome
+
+MOST_CALLS = 400
+
+
+class Killer:
+    """System calls before the n-th of which, once it is armed, the process dies.
+
+    After the n-th is before the next one: nothing outside the process changes in between.
+    """
+
+    def __init__(self) -> None:
+        self.left: float = float("inf")
+        self.calls = Calls(
+            **{field.name: self._counting(getattr(REAL_CALLS, field.name)) for field in dataclasses.fields(Calls)}
+        )
+
+    def _counting(self, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object) -> object:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args)
+
+        return counted
+
+
+def write(tier: FileTier) -> None:
+    write_all(tier, [10, 11])
+
+
+def overwrite(tier: FileTier) -> None:
+    """One block is there, one is not, one is twice in the call."""
+    write_all(tier, [1, 12, 12])
+
+
+def delete(tier: FileTier) -> None:
+    tier.delete([key_of(1), key_of(2), key_of(99)])
+
+
+def evict(tier: FileTier) -> None:
+    """What a WRITE job does."""
+    tier.delete([key_of(3)])
+    write_all(tier, [13])
+
+
+def shorten(tier: FileTier) -> None:
+    """The catalogue is replaced by a short one, by the way."""
+    tier.delete([key_of(4)])
+    write_all(tier, [14])
+    tier.close()
+
+
+def opened(root: Path, calls: Calls = REAL_CALLS) -> FileTier:
+    return open_tier(root, calls=calls, reads_in_flight=1, writes_in_flight=1, io=Io.PYTHON)
+
+
+def dies(root: Path, operation: Callable[[FileTier], None], calls_before: int) -> bool:
+    """Whether a process was killed in it; False when it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            killer = Killer()
+            tier = opened(root, killer.calls)
+            killer.left = calls_before
+            operation(tier)
+            killer.left = float("inf")
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the operation failed"
+    return os.WIFSIGNALED(status)
+
+
+def check(tier: FileTier, root: Path) -> None:
+    """Every block is whole or absent, nothing is left over, and the catalogue says exactly what the files are."""
+    files = {path.name[:-3]: path.stat().st_size for path in root.rglob("*.kv")}
+    assert unfinished(root) == []
+    counted = {stored.key.hex(): stored.stored_bytes for stored in tier.scan()}
+    assert counted == files
+    assert tier.used_bytes == sum(files.values())
+    for number in (*range(1, 5), *range(10, 15)):
+        expected = payload_of(number, BLOCK_BYTES) if key_of(number).hex() in files else Outcome.MISSING
+        assert get(tier, number, BLOCK_BYTES) == expected
+
+
+@pytest.mark.parametrize("operation", [write, overwrite, delete, evict, shorten])
+def test_killed_at_any_system_call(
+    tmp_path: Path, operation: Callable[[FileTier], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a"
+    for calls_before in range(1, MOST_CALLS):
+        tier = opened(root)
+        check(tier, root)
+        tier.delete([key_of(number) for number in range(10, 15)])
+        write_all(tier, [1, 2, 3, 4])
+        tier.close()
+        with monkeypatch.context() as patch:
+            if operation is shorten:
+                patch.setattr(catalogue, "_SPARE_RECORDS", 0)
+            if not dies(root, operation, calls_before):
+                break
+    else:
+        pytest.fail("the operation has no end")
+    assert calls_before > 15, "hardly any call goes through the seam"
+    tier = opened(root)
+    check(tier, root)
+    tier.close()
