@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from forebay.cli.bench_io import bench_io
 from forebay.cli.bench_policy import bench_policy
 
 
@@ -12,4 +13,5 @@ def bench() -> None:
     """Measure this machine, or compare policies on it."""
 
 
+bench.add_command(bench_io)
 bench.add_command(bench_policy)

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from forebay.bench.demo.options import DemoOptions
 from forebay.bench.demo.page import render_page
 from forebay.bench.demo.report import encode_json, exit_code, print_report, write_files
 from forebay.bench.demo.results import Record
-from forebay.bench.demo.run import Progress, run_demo, steps
-from forebay.bench.units import harmless, parse_bytes, seconds_text
+from forebay.bench.demo.run import run_demo, steps
+from forebay.bench.units import seconds_text
 from forebay.cli.output import foreign
-from forebay.errors import ConfigError
+from forebay.cli.progress import Bytes, show_progress, terminable
 
 _DEFAULTS = DemoOptions()
-
-
-class Bytes(click.ParamType[int]):
-    """A size with its unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return value if isinstance(value, int) else parse_bytes(value)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -90,7 +72,7 @@ def demo(as_json: bool, host_memory: int | None, **given: Any) -> int:
     Exit code: 0; 1 if tokens differ; 2 for a bad option or path; 3 if the measurement is not valid.
     """
     options = DemoOptions(host_memory_bytes=host_memory, **given)
-    with _terminable(), _progress(steps(options)) as progress:
+    with terminable(), show_progress(steps(options)) as progress:
         record = run_demo(options, command=("forebay", *sys.argv[1:]), progress=progress)
     try:
         files = write_files(record, render_page(record), options.out)
@@ -106,59 +88,3 @@ def _show(record: Record, as_json: bool) -> None:
         click.echo(encode_json(record), nl=False)
     else:
         print_report(record, Console())
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """A polite SIGTERM ends the run like an exception, so that a temporary pool does not outlive it."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Progress]:
-    """On standard error: a bar for a terminal, and one line a step anywhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(total)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bars(*columns, console=console, transient=True) as bars:
-        yield _Bar(bars, total)
-
-
-class _Lines:
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-
-    def begins(self, doing: str) -> None: ...
-
-    def ended(self, done: str) -> None:
-        self._done += 1
-        click.echo(f"[{self._done}/{self._total}] {foreign(done)}", err=True)
-
-
-class _Bar:
-    def __init__(self, bars: Bars, total: int) -> None:
-        self._bars = bars
-        self._task = bars.add_task("", total=total)
-
-    def begins(self, doing: str) -> None:
-        self._bars.update(self._task, description=doing)
-
-    def ended(self, done: str) -> None:
-        self._bars.console.print(harmless(done), markup=False, highlight=False)
-        self._bars.advance(self._task)

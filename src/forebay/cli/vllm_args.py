@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from forebay.cli.demo import Bytes
+from forebay.cli.progress import Bytes
 from forebay.connectors.vllm.options import GIB, read_options
 from forebay.connectors.vllm.tier_options import read_tier_options
 from forebay.errors import ConfigError

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,6 +40,7 @@ from forebay.bench.demo.results import (
 from forebay.bench.demo.setting import TIER, RunnerOpener, Setting
 from forebay.bench.environment import describe_environment, huge_page_bytes
 from forebay.bench.evidence import NO_READS, Evidence, Kernel, ReadCounts, Verdict
+from forebay.bench.progress import Progress, Silence
 from forebay.bench.units import seconds_text
 from forebay.errors import ConfigError
 from forebay.events import Totals
@@ -48,22 +49,6 @@ from forebay.types import JobKind, Outcome
 
 if TYPE_CHECKING:
     from forebay.connectors.transformers import Generation, LoadedModel, Runner
-
-
-class Progress(Protocol):
-    def begins(self, doing: str) -> None:
-        """A step begins."""
-
-    def ended(self, done: str) -> None:
-        """It has ended; one line about what came of it."""
-
-
-class Silence:
-    """Progress that nobody watches."""
-
-    def begins(self, doing: str) -> None: ...
-
-    def ended(self, done: str) -> None: ...
 
 
 def steps(options: DemoOptions) -> int:

@@ -1,0 +1,102 @@
+"""A record as text for a terminal, and as files: JSON, a plot, the device's curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forebay.bench.evidence import Validity
+from forebay.bench.io.options import Direction, Load
+from forebay.bench.io.plot import draw
+from forebay.bench.io.results import TIER, Comparison, Record, Summary, block_text, curve_of
+from forebay.bench.units import NOTHING, bytes_text, encodable, harmless, seconds_text
+
+_INVALID_EXIT = 3
+
+
+def exit_code(record: Record) -> int:
+    return 0 if record.verdict.validity is Validity.VALID else _INVALID_EXIT
+
+
+def encode_json(value: msgspec.Struct) -> bytes:
+    plain = encodable(msgspec.to_builtins(value, enc_hook=str))
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n"
+
+
+def write_files(record: Record) -> tuple[Path, ...]:
+    """Into the directory and the export file of the options; returns what was written."""
+    out, export = record.options.out, record.options.export
+    contents = {out / "bench-io.json": encode_json(record), out / "bench-io.svg": draw(record).encode()}
+    if export is not None:
+        contents[export] = encode_json(curve_of(record))
+    for path, content in contents.items():
+        path.write_bytes(content)
+    return tuple(contents)
+
+
+def print_report(record: Record, console: Console) -> None:
+    for direction in record.options.directions:
+        chosen = [each for each in record.comparisons if each.cell.direction is direction]
+        console.print(_table(record, direction, chosen))
+    for line in notes(record):
+        console.print(Text(harmless(line)))
+
+
+def notes(record: Record) -> list[str]:
+    """What has to be known to read the figures: who took part, and whether it was cold."""
+    verdict = record.verdict
+    lines = [
+        f"{record.options.rounds} rounds; every pass moves {bytes_text(record.options.pass_bytes)} or more; medians",
+        f"the tier: {', '.join(sorted(set(record.access)))} I/O, checksums on; reads by {record.reads_by}",
+        f"controls: plain threads, {record.fio}; huge-page buffers, no checksums",
+    ]
+    if Direction.READS in record.options.directions:
+        wanted_bytes, read = record.evidence.wanted_bytes, record.evidence.read
+        lines.append(
+            f"reads: {bytes_text(wanted_bytes)} wanted, this process read {bytes_text(read.process_bytes)} "
+            f"from disk, the device read {bytes_text(read.device_bytes)}"
+        )
+    lines.append(f"meanwhile, others used {record.others_cores:.2f} of the machine's {record.environment.cpus} cores")
+    if record.environment.virtual_machine:
+        lines.append("a virtual machine: caches beneath its disk cannot be seen from here")
+    lines.append(verdict.validity.value.upper())
+    return lines + [f"  because {reason}" for reason in verdict.reasons]
+
+
+def _table(record: Record, direction: Direction, comparisons: Sequence[Comparison]) -> Table:
+    by_who = {(each.cell, each.contestant, each.load): each for each in record.summaries}
+    is_busy = Load.BUSY in record.options.loads
+    table = Table(title=f"{direction.value}, GB/s", title_justify="left")
+    for head in ("block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "p50", "p99"):
+        table.add_column(head, justify="left" if head == "which is" else "right", no_wrap=True)
+    for head in ("busy/\nidle", "threads'") if is_busy else ():
+        table.add_column(head, justify="right", no_wrap=True)
+    for each in comparisons:
+        tier = by_who[each.cell, TIER, Load.IDLE]
+        control = by_who[each.cell, each.best_control, Load.IDLE]
+        busy = (_share(each.busy_to_idle), _share(each.threads_busy_to_idle)) if is_busy else ()
+        table.add_row(*_row(each, tier, control), *busy)
+    return table
+
+
+def _row(comparison: Comparison, tier: Summary, control: Summary) -> tuple[str, ...]:
+    return (
+        block_text(comparison.cell.block_bytes),
+        str(comparison.cell.depth),
+        f"{tier.gb_per_s:.2f}",
+        f"{control.gb_per_s:.2f}",
+        control.contestant,
+        f"{comparison.to_best_control:.2f}",
+        f"{tier.core_s_per_gb:.3f}",
+        seconds_text(tier.p50_s),
+        seconds_text(tier.p99_s),
+    )
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
