@@ -139,6 +139,7 @@ class LmcacheFs:
         if depth not in self._clients:
             self._clients[depth] = self._make(depth)
         client = self._clients[depth]
+        names = [f"bench@00000000@0@{name}" for name in names]  # the form of its keys: model, rank, group, hash
         waiting = {
             int(getattr(client, name)(list(names[at : at + BATCH_BLOCKS]), list(views[at : at + BATCH_BLOCKS])))
             for at in range(0, len(names), BATCH_BLOCKS)
