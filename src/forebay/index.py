@@ -101,7 +101,10 @@ class BlockIndex:
         """As `adopt`, for blocks of one length."""
         held = self._copies[place]
         fresh = [key for key in keys if key not in held] if held else keys
-        held.update(dict.fromkeys(fresh, self._at_rest(stored_bytes)))
+        if held:
+            held.update(dict.fromkeys(fresh, self._at_rest(stored_bytes)))
+        else:  # a second dict would double the time of a start
+            self._copies[place] = dict.fromkeys(fresh, self._at_rest(stored_bytes))
         self._used_bytes[place] += len(fresh) * stored_bytes
         foreign = self._foreign[place]
         if foreign:

@@ -167,6 +167,17 @@ class Catalogue:
         finally:
             self._mutex.release()
 
+    def refresh(self) -> None:
+        """As `catch_up`; what cannot be followed is read from its beginning, under the lock.
+
+        Not for those who hold the lock of another root: two of them could wait for each other.
+        """
+        self.catch_up()
+        journal = self._journal
+        if journal is not None and not journal.is_open:
+            with contextlib.suppress(OSError, NoLocks), self._session():
+                pass
+
     def reserve(
         self, digest: bytes, keys: Sequence[BlockKey], stored_bytes: int, room_bytes: Callable[[], int]
     ) -> list[BlockKey]:

@@ -210,9 +210,8 @@ class Holdings:
                 self.writers[record.writer] = record.amount
             case Operation.CLOSED:
                 self.writers.pop(record.writer, None)
-                for number, key, intent in list(self.intents()):
-                    if intent.writer == record.writer:
-                        self._end_intents(self.spaces[number], key, record.writer)
+                for number, key in {(n, key) for n, key, intent in self.intents() if intent.writer == record.writer}:
+                    self._end_intents(self.spaces[number], key, record.writer)
             case Operation.LIMIT if record.namespace in tuple(Limit):
                 self.limits[Limit(record.namespace)] = record.amount
             case Operation.SEALED:

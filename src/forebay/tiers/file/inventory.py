@@ -36,7 +36,10 @@ def inventory(spaces: Sequence[Space], tenant: bytes) -> Iterator[StoredRun]:
             yield from _repeated(repeated, spaces, tenant)
             first = [at for at, key in enumerate(keys) if key not in repeated]
             keys, order = [keys[at] for at in first], order[first]
-    yield from _runs(keys, lengths_bytes[order], ours[order])
+    if len(keys) and (lengths_bytes == lengths_bytes[0]).all() and (ours == ours[0]).all():
+        yield StoredRun(keys, int(lengths_bytes[0]), bool(ours[0]))
+    else:
+        yield from _runs(keys, lengths_bytes[order], ours[order])
 
 
 def _repeated(keys: set[BlockKey], spaces: Sequence[Space], tenant: bytes) -> Iterator[StoredRun]:

@@ -53,7 +53,8 @@ class Ledger:
         """
 
         def room_bytes() -> int:
-            self.catch_up()
+            for catalogue in self._catalogues():
+                catalogue.catch_up()
             return self.room_bytes()
 
         reserved = root.reserve(keys, room_bytes)
@@ -66,7 +67,7 @@ class Ledger:
     def catch_up(self) -> None:
         """Read what other processes have written."""
         for catalogue in self._catalogues():
-            catalogue.catch_up()
+            catalogue.refresh()
 
     def spaces(self) -> list[Space]:
         return [space for catalogue in self._catalogues() for space in catalogue.spaces()]
