@@ -7,32 +7,44 @@ caller's thread.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from forebay.ports import Work
-from forebay.types import Job, JobKind, JobResult
+from forebay.sim.device import Device, DeviceModel, Span
+from forebay.types import Channel, Job, JobKind, JobResult
 
 
 class SimExecutor:
-    """Each kind of work on each place of each tier is a lane that serves one job at a time, in order."""
+    """Each place of a tier with a device model is one such device, for reads and writes together.
 
-    def __init__(self, cost_ns: Callable[[Job], int]) -> None:
-        self._cost_ns = cost_ns
+    Elsewhere each kind of work on each place is a lane that serves one job at a time, in order, at a cost in ns.
+    """
+
+    def __init__(self, cost_ns: Callable[[Job], int], devices: Mapping[str, DeviceModel] | None = None) -> None:
+        """`devices`: by the tier's name."""
+        self._cost_ns, self._models = cost_ns, dict(devices or {})
         self._now_ns = 0
         self._submitted = 0
         self._busy_until_ns: dict[tuple[str, JobKind, int], int] = {}
+        self._devices: dict[Channel, Device] = {}
         self._running: list[tuple[int, int, int, Job, Work]] = []
 
     def now_ns(self) -> int:
         return self._now_ns
 
     def submit(self, job: Job, work: Work) -> None:
+        span = self._serve(job)
+        self._submitted += 1
+        heapq.heappush(self._running, (span.ended_ns, self._submitted, span.started_ns, job, work))
+
+    def _serve(self, job: Job) -> Span:
+        model = self._models.get(job.tier)
+        if model is not None:
+            return self._devices.setdefault(job.channel, Device(model)).serve(job, self._now_ns)
         lane = (job.tier, job.kind, job.route)
         started_ns = max(self._now_ns, self._busy_until_ns.get(lane, 0))
-        ended_ns = started_ns + self._cost_ns(job)
-        self._busy_until_ns[lane] = ended_ns
-        self._submitted += 1
-        heapq.heappush(self._running, (ended_ns, self._submitted, started_ns, job, work))
+        ended_ns = self._busy_until_ns[lane] = started_ns + self._cost_ns(job)
+        return Span(started_ns, ended_ns)
 
     def poll(self) -> Sequence[JobResult]:
         results: list[JobResult] = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ from rich.text import Text
 from forebay.bench.demo.options import JSON_NAME, PAGE_NAME
 from forebay.bench.demo.results import Record, Summary
 from forebay.bench.evidence import Validity
+from forebay.bench.files import write_whole
 from forebay.bench.units import (
     NOTHING,
     bytes_text,
@@ -27,7 +25,6 @@ from forebay.bench.units import (
     seconds_text,
     tokens_rate_text,
 )
-from forebay.errors import ConfigError
 
 _ANSWER_CHARACTERS = 200
 """Of an answer, what the terminal shows."""
@@ -100,33 +97,9 @@ def pool_text(record: Record) -> str:
 def write_files(record: Record, page: str, folder: Path) -> tuple[Path, Path]:
     """demo.json and demo.html, each written whole or not at all. Raises ConfigError for one that cannot be."""
     return (
-        _write_whole(folder / JSON_NAME, encode_json(record)),
-        _write_whole(folder / PAGE_NAME, page.encode()),
+        write_whole(folder / JSON_NAME, encode_json(record)),
+        write_whole(folder / PAGE_NAME, page.encode()),
     )
-
-
-def _write_whole(path: Path, content: bytes) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, content)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another --out") from None
-    return path
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
 
 
 def _headline(record: Record) -> Text:
