@@ -14,12 +14,11 @@ import msgspec
 from forebay.bench.progress import Progress, Silence
 from forebay.bench.storm.device import Stamp, StampDevice
 from forebay.bench.storm.published import CELLS, CHUNK_BYTES, SESSION_BYTES, Cell
-from forebay.bench.storm.results import LABELS, ORDERED, Storm, Wave, storm_of
+from forebay.bench.storm.results import LABELS, Storm, Wave, storm_of
 from forebay.bench.storm.wave import restore
 from forebay.engine import Engine, EngineOptions
 from forebay.events import EventSink, Totals
 from forebay.fairness import Order
-from forebay.flow import FlowOptions
 from forebay.hostpool import HostPool
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.lru import LRU
@@ -36,8 +35,7 @@ _LATENCY_NS = 200_000
 """Of one read of an NVMe device, with what the network adds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStorm:
+class ModelStorm(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated. Bytes and rates are those of the full size."""
 
     block_bytes: int
@@ -97,23 +95,12 @@ def model_wave(storm: ModelStorm, order: Order, sessions: Sequence[Sequence[Bloc
     engine = msgspec.structs.replace(
         storm.engine, flow=msgspec.structs.replace(storm.engine.flow, order=order), load_deadline_s=3600.0
     )
-    world = model_world(replace_engine(storm, engine), sessions, Totals().add)
+    world = model_world(msgspec.structs.replace(storm, engine=engine), sessions, Totals().add)
     restored = restore(world.engine, sessions)
     world.engine.check_idle()
     return Wave(
         order=order, round=1, restored_bytes=restored.blocks * storm.block_bytes, ttft_s=restored.ttft_s
     )  # fmt: skip
-
-
-def replace_engine(storm: ModelStorm, engine: EngineOptions) -> ModelStorm:
-    return ModelStorm(
-        block_bytes=storm.block_bytes,
-        bytes_per_s=storm.bytes_per_s,
-        latency_ns=storm.latency_ns,
-        queue_depth=storm.queue_depth,
-        host_blocks=storm.host_blocks,
-        engine=engine,
-    )
 
 
 class Implied(msgspec.Struct, frozen=True, kw_only=True):
