@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from forebay.bench.demo import report, setting
+from forebay.bench import files
+from forebay.bench.demo import setting
 from forebay.bench.demo.report import FIGURES
 from forebay.bench.demo.results import Record, Way
 from forebay.bench.evidence import Kernel, ReadCounts, Validity
@@ -246,7 +247,7 @@ def test_a_report_that_cannot_be_kept_is_shown_all_the_same(
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(report, "_replace", full)
+    monkeypatch.setattr(files, "_replace", full)
     ended = demo(*given)
     assert ended.code == 2
     assert ended.stderr.splitlines()[-1].startswith("forebay: demo.json cannot be written (No space left on device)")
