@@ -97,7 +97,7 @@ def open_engine(
     with contextlib.ExitStack() as undo:
         for tier in tiers.values():
             undo.callback(tier.close)
-        engine = _engine_over(config, pool, tiers, make_device(pool), emit, executor)
+        engine = _engine_over(config, pool, tiers, make_device(pool), emit, executor, namespace.block_tokens)
         undo.pop_all()
     return engine
 
@@ -121,6 +121,7 @@ def _engine_over(
     device: DevicePort,
     emit: EventSink,
     executor: Executor | None,
+    block_tokens: int,
 ) -> Engine:
     eviction: dict[str, EvictionPolicy] = {HOST: _build("policies", config.host_eviction)}
     for name, tier in zip(tiers, config.tiers, strict=True):
@@ -139,6 +140,7 @@ def _engine_over(
         executor=executor or ThreadExecutor(config.threads_per_lane),
         emit=emit,
         options=config.engine,
+        block_tokens=block_tokens,
     )
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from forebay.choice import ChoiceOptions, Chooser, Prefix, check_choice_options
 from forebay.errors import ConfigError, InvariantBroken
-from forebay.events import EventSink, JobEnded, Planned, Reason
+from forebay.events import ChoiceReason, Chosen, EventSink, JobEnded, Planned, Reason
 from forebay.flow import ChannelView, FlowOptions, check_flow_options
 from forebay.hostpool import HostPool
 from forebay.loads import LoadLimits, Loads
@@ -32,6 +33,7 @@ from forebay.types import (
     Channel,
     CopyState,
     DeviceBlock,
+    Extent,
     JobId,
     JobKind,
     JobResult,
@@ -39,6 +41,7 @@ from forebay.types import (
     LoadPlan,
     Outcome,
     Pinned,
+    Read,
     Request,
     Traffic,
 )
@@ -73,6 +76,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     prefetch_linger_s: float = 10.0
     """How long after its deadline a prefetch keeps its blocks for a request that has not come."""
     flow: FlowOptions = FlowOptions()
+    load_or_compute: ChoiceOptions = ChoiceOptions()
 
 
 def check_options(options: EngineOptions) -> None:
@@ -89,6 +93,7 @@ def check_options(options: EngineOptions) -> None:
     if not 0 <= options.hedge_share <= 1:
         raise ConfigError(f"engine: hedge_share must be 0 to 1, not {options.hedge_share}")
     check_flow_options(options.flow)
+    check_choice_options(options.load_or_compute)
     for name in (
         "probe_deadline_s",
         "full_backoff_s",
@@ -144,8 +149,9 @@ class Engine:
         executor: Executor,
         emit: EventSink,
         options: EngineOptions | None = None,
+        block_tokens: int | None = None,
     ) -> None:
-        """Takes the tiers over, with all that they hold."""
+        """Takes the tiers over, with all that they hold. Without `block_tokens`, all that is stored is loaded."""
         options = options or EngineOptions()
         check_options(options)
         self._stage = Stage(
@@ -154,6 +160,13 @@ class Engine:
         self._index, self._flow = self._stage.index, self._stage.flow
         self._loads = Loads(self._stage, _load_limits(options, pool))
         self._stores = Stores(self._stage, _store_limits(options, self._stage.usable_slots))
+        self._chooser: Chooser | None = None
+        if block_tokens is not None:
+            self._chooser = Chooser(options.load_or_compute, self._flow, block_tokens, pool.block_bytes)
+        for tier, bytes_per_s in options.load_or_compute.read_bytes_per_s.items():
+            if tier not in tiers:
+                raise ConfigError(f"load_or_compute: no tier is named {tier!r}: there are {', '.join(tiers)}")
+            self._flow.assume(tier, bytes_per_s, self._stage.specs[tier].read_latency_ns)
         self._load_deadline_ns = int(options.load_deadline_s * 1e9)
         self._shared = tuple(name for name in self._stage.order if self._stage.specs[name].shared)
         self._probe_deadline_ns = int(options.probe_deadline_s * 1e9)
@@ -163,19 +176,21 @@ class Engine:
     # --- load
 
     def plan_load(self, request: Request) -> LoadPlan | None:
-        """The longest known prefix of a request, pinned. None: a shared tier is being asked; poll, and ask again.
+        """What to load of a request: of its longest known prefix, pinned, as much as brings its first token soonest.
 
-        Never blocks, and answers within `probe_deadline_s`. A plan with hits has to be started or cancelled, an
-        unanswered request asked again or cancelled.
+        None: a shared tier is being asked; poll, and ask again. Never blocks, and answers within `probe_deadline_s`. A
+        plan with hits has to be started or cancelled, an unanswered request asked again or cancelled. The host computes
+        what is not planned; once it says what that takes (`computed`), it may be left more than it needs to.
         """
         assert request.request_id not in self._loads, f"request {request.request_id} has a load already"
-        reads = known_prefix(request.keys, self._index, self._stage.order, self._is_open())
-        if self._shared and len(reads) < len(request.keys) and not self._is_probed(request, len(reads)):
+        reads = self._known(request)
+        if reads is None:
             return None
-        self._probes.pop(request.request_id, None)
-        plan = LoadPlan(request.request_id, reads, len(request.keys))
         if not request.announced:
             self._stage.looked_up(request.keys, [read.key for read in reads])
+        if request.extent is Extent.BEST:
+            reads = reads[: self._choose(request, reads)]
+        plan = LoadPlan(request.request_id, reads, len(request.keys))
         if reads:
             self._loads.add(plan)
         self._loads.end_prefetch(_prefetch_name(request.request_id))
@@ -191,6 +206,22 @@ class Engine:
         self._stage.looked_up(
             prompt, [read.key for read in known_prefix(prompt, self._index, self._stage.order, self._is_open())]
         )
+
+    def choose(self, request: Request) -> int | None:
+        """How many leading blocks `plan_load` would plan, for a host that loads them in several requests.
+
+        Counts as the decision: those requests ask for `Extent.STORED`. None as for `plan_load`.
+        """
+        reads = self._known(request)
+        return self._choose(request, reads) if reads is not None else None
+
+    def computed(self, request_id: str, tokens: int, context_tokens: int, elapsed_ns: int) -> None:
+        """The host has finished a prefill: so many tokens after so many, in this time. Unknown ids are fine.
+
+        This is how the engine learns what computing takes, and that the accelerator has one thing less to do.
+        """
+        if self._chooser is not None:
+            self._chooser.computed(request_id, tokens, context_tokens, elapsed_ns, self.now_ns())
 
     def start_load(self, plan: LoadPlan, device_blocks: Sequence[DeviceBlock]) -> None:
         """Bring the plan's blocks to the first `plan.hit_blocks` of these device blocks.
@@ -210,8 +241,36 @@ class Engine:
     def cancel_load(self, request_id: str) -> None:
         """Give up a plan, or a started load, which still ends with its `Loaded`, of 0 blocks. Unknown ids are fine."""
         self._probes.pop(request_id, None)
+        if self._chooser is not None:
+            self._chooser.forget(request_id)
         self._loads.cancel(request_id)
         self._loads.advance()
+
+    def _known(self, request: Request) -> tuple[Read, ...] | None:
+        """The longest known prefix; None while a shared tier is being asked about the rest."""
+        reads = known_prefix(request.keys, self._index, self._stage.order, self._is_open())
+        if self._shared and len(reads) < len(request.keys) and not self._is_probed(request, len(reads)):
+            return None
+        self._probes.pop(request.request_id, None)
+        return reads
+
+    def _choose(self, request: Request, reads: Sequence[Read]) -> int:
+        """How many of these blocks to load; the rest is the host's."""
+        if self._chooser is None:
+            return len(reads)
+        channels = (
+            None if read.source == HOST else Channel(read.source, self._stage.route(read.source, read.key))
+            for read in reads
+        )
+        choice = self._chooser.choose(request, Prefix(tuple(channels)), self.now_ns())
+        if reads and choice.reason is not ChoiceReason.UNKNOWN_PREFILL:
+            self._stage.emit(
+                Chosen(
+                    self.now_ns(), request.request_id, len(reads), choice.blocks, len(request.keys), choice.reason,
+                    choice.alternatives, choice.queue_ns, choice.accelerator_ns,
+                )
+            )  # fmt: skip
+        return choice.blocks
 
     def _is_open(self) -> IsOpen:
         """Which tiers can be asked for which blocks now."""
@@ -367,7 +426,11 @@ class Engine:
             self._on_change(tier, change)
         self._loads.advance()
         self._stores.advance()
-        return self._loads.take_ended()
+        ended = self._loads.take_ended()
+        if self._chooser is not None:
+            for loaded in ended:
+                self._chooser.loaded(loaded.request_id, loaded.blocks, self.now_ns())
+        return ended
 
     def wait(self, until_ns: int) -> None:
         """Block until `poll` may have something to say, or the clock reaches `until_ns`. Changes nothing."""

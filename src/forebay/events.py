@@ -102,7 +102,58 @@ class PrefetchEnded:
     fate: PrefetchFate
 
 
-Event = Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | PrefetchEnded
+class ChoiceReason(Enum):
+    FASTEST = "fastest"
+    """The chosen one has the least expected time, over this request and those it delays."""
+    WITHIN_MARGIN = "within margin"
+    """Something else looks sooner, but not by enough to trust: all is loaded."""
+    UNKNOWN_PREFILL = "prefill unknown"
+    """No prefill was reported yet: all is loaded."""
+    UNKNOWN_SOURCE = "source unknown"
+    """Nothing was read yet from a source of the prefix: all is loaded."""
+    TRIAL = "trial"
+    """A few blocks of a source that was passed over for long are read, to see what it gives now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What loading so many blocks and computing the rest is expected to take, from now. An estimate."""
+
+    blocks: int
+    load_ns: int
+    """Until the last of them is here, queue included."""
+    prefill_ns: int
+    """Computing the rest, without waiting for the accelerator."""
+    first_token_ns: int
+    delay_ns: int
+    """By how much all other requests together would be later than if this one did not exist."""
+
+    @property
+    def cost_ns(self) -> int:
+        """What counts: over all requests."""
+        return self.first_token_ns + self.delay_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How much of a stored prefix is loaded, and what was expected of the alternatives. See `choice`."""
+
+    at_ns: int
+    request_id: str
+    stored_blocks: int
+    chosen_blocks: int
+    wanted_blocks: int
+    """Full blocks of the request."""
+    reason: ChoiceReason
+    alternatives: tuple[Alternative, ...]
+    """Those that were weighed, by blocks; empty where costs are unknown."""
+    queue_ns: int
+    """Until the sources are through with what goes before all of the prefix."""
+    accelerator_ns: int
+    """Until the accelerator is through with what it was left before."""
+
+
+Event = Chosen | Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | PrefetchEnded
 EventSink = Callable[[Event], None]
 
 
@@ -124,6 +175,9 @@ class Totals:
     overdue: Counter[str] = field(default_factory=Counter)
     """Blocks whose read was given up as late, by tier."""
     prefetches: Counter[PrefetchFate] = field(default_factory=Counter)
+    choices: Counter[ChoiceReason] = field(default_factory=Counter)
+    declined_blocks: int = 0
+    """Stored blocks that were left to the host to compute, since that looked faster."""
 
     def add(self, event: Event) -> None:
         match event:
@@ -151,3 +205,6 @@ class Totals:
                 self.overdue[event.job.tier] += len(event.job.keys)
             case PrefetchEnded():
                 self.prefetches[event.fate] += 1
+            case Chosen():
+                self.choices[event.reason] += 1
+                self.declined_blocks += event.stored_blocks - event.chosen_blocks

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -138,10 +139,18 @@ class Queue:
 
     def ahead_bytes(self, work_bytes: int) -> int:
         """Work that would be granted before a demand load of this size, if it came now."""
+        rank = self._next_rank(work_bytes)
+        return sum(waiting.left_bytes for waiting in self._demand() if waiting.rank < rank)
+
+    def passed(self, work_bytes: int) -> int:
+        """How many demand loads that wait now would be granted after one of this size."""
+        rank = self._next_rank(work_bytes)
+        return sum(waiting.rank > rank for waiting in self._demand())
+
+    def _demand(self) -> Iterator[_Waiting]:
+        return (waiting for waiting in self._waiting.values() if waiting.traffic is Traffic.DEMAND)
+
+    def _next_rank(self, work_bytes: int) -> tuple[int, float, int]:
+        """The rank of a demand load of this size, if it came now."""
         level = self._fair.level if self._order is Order.FAIR_SOJOURN else math.inf
-        rank = (Traffic.DEMAND.value, level + work_bytes * self._stretch, self._arrivals + 1)
-        return sum(
-            waiting.left_bytes
-            for waiting in self._waiting.values()
-            if waiting.traffic is Traffic.DEMAND and waiting.rank < rank
-        )
+        return (Traffic.DEMAND.value, level + work_bytes * self._stretch, self._arrivals + 1)

@@ -77,6 +77,16 @@ class _Lane:
         self.retry_ns = int(options.retry_s * 1e9)
         self.share: Rate | None = None
         """What prefetches may take here."""
+        self.read_at_ns = 0
+        """When a read last ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Assumed:
+    """What reading from a tier takes, as somebody said."""
+
+    bytes_per_s: float
+    latency_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,7 @@ class Flow:
         self._rates: dict[tuple[str, Traffic], Rate] = {}
         self._write_shares: dict[str, Rate] = {}
         self._late: dict[JobId, Channel] = {}
+        self._assumed: dict[str, _Assumed] = {}
 
     # --- what is wanted
 
@@ -220,6 +231,7 @@ class Flow:
         lacked_work = not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
         lane.depth.moved(len(job.keys), now_ns, lacked_work=lacked_work)
         lane.cost.ended(job.moved_bytes, now_ns, is_idle=not lane.in_flight.total())
+        lane.read_at_ns = now_ns
         if job.traffic is Traffic.DEMAND:
             self.queue.served(job.moved_bytes)
 
@@ -268,10 +280,25 @@ class Flow:
 
     # --- what it takes
 
+    def assume(self, tier: str, bytes_per_s: float, latency_ns: int) -> None:
+        """What a place of a tier is taken to give until something was read there."""
+        self._assumed[tier] = _Assumed(bytes_per_s, latency_ns)
+
     def read_ns(self, channel: Channel, moved_bytes: int) -> int | None:
-        """Expected time of reading so much with nothing else in the way; None before the first job there."""
+        """Expected time of reading so much with nothing else in the way; None while nothing is known."""
+        lane, assumed = self._lanes.get(channel), self._assumed.get(channel.tier)
+        expected_ns = lane.cost.read_ns(moved_bytes) if lane is not None else None
+        if expected_ns is None and assumed is not None:
+            expected_ns = assumed.latency_ns + int(moved_bytes / assumed.bytes_per_s * 1e9)
+        rate = self._rates.get((channel.tier, Traffic.DEMAND))
+        if expected_ns is None or rate is None:
+            return expected_ns
+        return max(expected_ns, int(moved_bytes / rate.bytes_per_s * 1e9))
+
+    def read_at_ns(self, channel: Channel) -> int:
+        """When a read there last ended; 0 before the first."""
         lane = self._lanes.get(channel)
-        return lane.cost.read_ns(moved_bytes) if lane is not None else None
+        return lane.read_at_ns if lane is not None else 0
 
     def flight_ns(self, channel: Channel) -> int:
         """Expected time until all that is in flight has ended; 0 before the first job there."""
@@ -281,10 +308,24 @@ class Flow:
     def wait_ns(self, channel: Channel, work_bytes: int) -> int:
         """Expected time until a demand load of this size is served: what is in flight and what goes before it."""
         lane = self._lanes.get(channel)
-        if lane is None or (bytes_per_s := lane.cost.bytes_per_s) is None:
+        if lane is None:
             return 0
-        before_bytes = lane.in_flight.total() * self._block_bytes + self.queue.ahead_bytes(work_bytes)
-        return int(before_bytes / bytes_per_s * 1e9)
+        waiting_bytes = lane.waiting[Traffic.DEMAND] * self._block_bytes
+        ahead_bytes = min(self.queue.ahead_bytes(work_bytes), waiting_bytes) if waiting_bytes else 0
+        before_bytes = lane.in_flight.total() * self._block_bytes + ahead_bytes
+        bytes_per_s = self._bytes_per_s(channel)
+        return int(before_bytes / bytes_per_s * 1e9) if bytes_per_s is not None else 0
+
+    def _bytes_per_s(self, channel: Channel) -> float | None:
+        """What demand gets of a channel: as measured, else as assumed, and no more than its limit."""
+        lane, assumed = self._lanes.get(channel), self._assumed.get(channel.tier)
+        bytes_per_s = lane.cost.bytes_per_s if lane is not None else None
+        if bytes_per_s is None and assumed is not None:
+            bytes_per_s = assumed.bytes_per_s
+        rate = self._rates.get((channel.tier, Traffic.DEMAND))
+        if bytes_per_s is None or rate is None:
+            return bytes_per_s
+        return min(bytes_per_s, rate.bytes_per_s)
 
     def next_ns(self, now_ns: int) -> int | None:
         """When something may go that may not go now, although nothing ends before; None if no time matters."""

@@ -60,6 +60,15 @@ class Namespace:
     """Digest of the tenant's salt (`keys.tenant_digest`), never the salt itself."""
 
 
+class Extent(Enum):
+    """How much of a stored prefix a request wants to have loaded."""
+
+    BEST = "best"
+    """As much as brings its first token soonest. The host computes the rest, and reports it as computed."""
+    STORED = "stored"
+    """All of it: the host has settled that already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt: the keys of its full blocks, in token order. A partial last block has no key."""
@@ -68,6 +77,11 @@ class Request:
     keys: tuple[BlockKey, ...]
     announced: bool = False
     """This is a part of a prompt that was announced to the engine as a whole."""
+    tokens: int = 0
+    """From the first key's first token to the end of the prompt, the partial last block included; 0: full blocks."""
+    context_tokens: int = 0
+    """Tokens before the first key, whose KV the host has already."""
+    extent: Extent = Extent.BEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

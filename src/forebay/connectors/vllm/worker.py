@@ -18,7 +18,7 @@ from typing import Protocol
 from forebay.connectors.vllm.wire import Load, StepPlan, Store, WorkerReport
 from forebay.engine import Engine
 from forebay.keys import derived_key
-from forebay.types import BlockKey, DeviceBlock, Request
+from forebay.types import BlockKey, DeviceBlock, Extent, Request
 
 log = logging.getLogger("forebay.connectors.vllm")
 
@@ -168,7 +168,7 @@ class WorkerSide:
         for number, open_load in list(self._loads.items()):
             if open_load.started:
                 continue
-            plan = self._engine.plan_load(Request(number, open_load.keys))
+            plan = self._engine.plan_load(Request(number, open_load.keys, extent=Extent.STORED))  # vLLM has settled it
             if plan is None:
                 continue  # the tiers are being asked
             if plan.hit_blocks == 0:
