@@ -30,11 +30,24 @@ class Fit:
         """Each observation counts by its relative error, so that short ones matter as much as long ones."""
         if elapsed <= 0:
             return
+        self._doubt(features, elapsed)
         row = np.asarray(features) / elapsed
         self._moments = self._moments * self._decay + np.outer(row, row)
         self._targets = self._targets * self._decay + row
         self.observations += 1
         self._known = None
+
+    def _doubt(self, features: Sequence[float], elapsed: float) -> None:
+        """What is twice as slow or fast as expected puts the past in doubt: it counts half.
+
+        Besides, it would outweigh anything slower by the square of the ratio, since each counts by relative error.
+        """
+        expected = self.expect(features) if self.observations else 0.0
+        if expected <= 0 or 0.5 <= elapsed / expected <= 2.0:
+            return
+        weight = 0.5 / max(1.0, elapsed / expected) ** 2
+        self._moments *= weight
+        self._targets *= weight
 
     def expect(self, features: Sequence[float]) -> float:
         return float(np.dot(self.coefficients(), features))
