@@ -329,6 +329,10 @@ class Engine:
         self._loads.advance()
         return len(reads)
 
+    def end_prefetch(self, request_id: str) -> None:
+        """The request is here, under other names: its prefetch was of use. Unknown ids are fine."""
+        self._loads.end_prefetch(_prefetch_name(request_id))
+
     def cancel_prefetch(self, request_id: str) -> None:
         """The request will not come after all. Unknown ids are fine."""
         self._loads.cancel_prefetch(_prefetch_name(request_id))

@@ -69,6 +69,7 @@ def file_runner(
     device_blocks: int = 64,
     host_slots: int = 64,
     capacity_blocks: int = 1000,
+    hints_port: int = 0,
 ) -> Runner:
     """Over one file tier, as `forebay` is meant to be embedded."""
     loaded = loaded or tiny_model()
@@ -82,7 +83,9 @@ def file_runner(
         loaded,
         namespace,
         config,
-        RunnerOptions(device_bytes=device_blocks * namespace.block_bytes, chunk_tokens=chunk_tokens),
+        RunnerOptions(
+            device_bytes=device_blocks * namespace.block_bytes, chunk_tokens=chunk_tokens, hints_port=hints_port
+        ),
     )
 
 

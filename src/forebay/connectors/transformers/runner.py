@@ -23,10 +23,11 @@ from forebay.assemble import StoreConfig, open_engine
 from forebay.engine import Engine
 from forebay.errors import ConfigError
 from forebay.events import EventSink
+from forebay.hints import HintOptions, Hints
 from forebay.hostpool import HostPool
 from forebay.keys import Tokens, block_keys, token_ids
 from forebay.policies.lrfu import LRFU
-from forebay.types import Namespace, Pinned
+from forebay.types import Namespace, Pinned, Request
 
 from .device import BlockShape, PagedDeviceCache
 from .facts import LoadedModel, cache_argument
@@ -57,6 +58,8 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long one window's load may take. Past it the blocks are computed: a store that hangs is a miss."""
     half_life: float = 10_000.0
     """Of the device cache's LRFU, in block accesses."""
+    hints_port: int = 0
+    """TCP port on loopback for prefetch hints over HTTP; 0: none. Taken while the runner generates or rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,9 @@ class Runner:
         engine: Engine,
         device: PagedDeviceCache,
         options: RunnerOptions | None = None,
+        hints: Hints | None = None,
     ) -> None:
+        """Takes the engine, the device cache and the hints over."""
         self.options = options or RunnerOptions()
         _check_options(self.options, namespace)
         self.loaded, self.namespace = loaded, namespace
@@ -103,7 +108,7 @@ class Runner:
             backlog_bytes=self.options.backlog_bytes,
             load_deadline_ns=int(self.options.load_deadline_s * 1e9),
         )
-        self.store = SessionStore(engine, device, limits)
+        self.store = SessionStore(engine, device, limits, hints)
         self._shape, self._torch_device = device.shape, device.device
         self._block_tokens = namespace.block_tokens
         self._sessions: list[SessionKV] = []
@@ -132,7 +137,12 @@ class Runner:
             return made[0]
 
         engine = open_engine(store, namespace, make_device, emit=emit)
-        return cls(loaded, namespace, engine, made[0], options)
+        try:
+            hints = Hints(HintOptions(port=options.hints_port), namespace) if options.hints_port else None
+        except ConfigError:
+            engine.close()
+            raise
+        return cls(loaded, namespace, engine, made[0], options, hints)
 
     def __enter__(self) -> Runner:
         return self
@@ -206,6 +216,21 @@ class Runner:
         """Make the buffer for sessions of up to this many tokens now, so that no generation pays for it."""
         self._check_open()
         self._borrow(session_tokens)
+
+    def rest(self, for_s: float) -> None:
+        """Let writes and prefetches go on between generations, and take hints, for so many seconds."""
+        self._check_open()
+        self.store.rest(self.store.engine.now_ns() + int(for_s * 1e9))
+
+    def prefetch(self, tokens: Tokens, in_s: float, request_id: str) -> int:
+        """A prompt that begins with these tokens will come, under this id, in so many seconds: have it in DRAM by then.
+
+        Returns how many blocks of it are known. Goes on while the runner generates or rests. See `Engine.prefetch`.
+        """
+        self._check_open()
+        engine = self.store.engine
+        keys = block_keys(self.namespace, self._checked(tokens))
+        return engine.prefetch(Request(request_id, keys), engine.now_ns() + int(in_s * 1e9))
 
     def flush(self) -> None:
         """Wait until everything kept so far is stored."""

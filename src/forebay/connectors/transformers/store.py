@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from forebay.engine import Engine
+from forebay.hints import Hints
 from forebay.types import BlockKey, DeviceBlock, LoadPlan, Request
 
 from .device import PagedDeviceCache
@@ -96,8 +97,10 @@ class _Clocks:
 class SessionStore:
     """Owns the device cache's contents and the engine's loads. `close` closes both."""
 
-    def __init__(self, engine: Engine, device: PagedDeviceCache, limits: StoreLimits) -> None:
-        self.engine, self.device, self._limits = engine, device, limits
+    def __init__(
+        self, engine: Engine, device: PagedDeviceCache, limits: StoreLimits, hints: Hints | None = None
+    ) -> None:
+        self.engine, self.device, self.hints, self._limits = engine, device, hints, limits
         self._window_blocks = max(1, min(limits.window_blocks, device.num_blocks // _WINDOWS))
         self._computed: deque[_Computed] = deque()
         self._unstored: deque[BlockKey] = deque()
@@ -128,6 +131,7 @@ class SessionStore:
             self._load(request_id, keys, range(start, stop), kv, sources, clocks)
             if None in sources[start:stop]:
                 break
+        self.engine.end_prefetch(request_id)  # its windows have names of their own
         leading = tuple(_until_none(sources))
         self._restored += len(leading)
         return Restored(leading, clocks.plan_ns, clocks.load_ns, clocks.gather_ns)
@@ -283,7 +287,16 @@ class SessionStore:
                 self._step()
         return hot_blocks
 
+    def rest(self, until_ns: int) -> None:
+        """Between sessions: let writes and prefetches go on, and take hints, until then."""
+        self.pump()
+        while self.engine.now_ns() < until_ns:
+            self.engine.wait(min(until_ns, self.engine.now_ns() + _PATIENCE_NS))
+            self.pump()
+
     def close(self) -> None:
+        if self.hints is not None:
+            self.hints.close()
         self.engine.close()
         self.device.close()
 
@@ -377,6 +390,8 @@ class SessionStore:
     # ---- the engine's clockwork
 
     def _poll(self) -> None:
+        if self.hints is not None:
+            self.hints.drain(self.engine)
         for loaded in self.engine.poll():
             if loaded.request_id in self._late:
                 self.device.give(self._late.pop(loaded.request_id))
