@@ -57,7 +57,9 @@ def check_options(options: StormOptions) -> None:
     if not options.roots:
         raise ConfigError("a storm needs a directory on the device to measure: name one")
     if not options.sessions or not all(2 <= sessions <= _MOST_SESSIONS for sessions in options.sessions):
-        raise ConfigError(f"--sessions must be from 2 to {_MOST_SESSIONS}, not {options.sessions}")
+        raise ConfigError(
+            f"--sessions must be from 2 to {_MOST_SESSIONS}, not {','.join(map(str, options.sessions)) or 'nothing'}"
+        )
     for name in ("bytes_per_session", "rounds", "block_bytes"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(options, name)}")
