@@ -19,9 +19,10 @@ import msgspec
 
 from forebay.engine import Engine, EngineOptions, check_options
 from forebay.errors import ConfigError
-from forebay.events import EventSink
+from forebay.events import EventSink, both
 from forebay.executor import ThreadExecutor
 from forebay.hostpool import HostPool, slot_bytes
+from forebay.journal import Journal, JournalOptions
 from forebay.keys import namespace_key
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier
 from forebay.stage import Policies
@@ -51,6 +52,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     threads_per_lane: int = 2
     """Jobs at a time for each kind of work on each tier."""
     engine: EngineOptions = EngineOptions()
+    events: JournalOptions | None = None
+    """Where to write what happens, for `forebay explain` and others; None: nowhere."""
 
     @classmethod
     def embedded(
@@ -97,7 +100,15 @@ def open_engine(
     with contextlib.ExitStack() as undo:
         for tier in tiers.values():
             undo.callback(tier.close)
-        engine = _engine_over(config, pool, tiers, make_device(pool), emit, executor, namespace.block_tokens)
+        closing = contextlib.ExitStack()
+        if config.events is not None:
+            journal = Journal(config.events)
+            undo.callback(journal.close)
+            closing.callback(journal.close)
+            emit = both(emit, journal.add)
+        engine = _engine_over(
+            config, pool, tiers, make_device(pool), emit, executor, namespace.block_tokens, closing.close
+        )
         undo.pop_all()
     return engine
 
@@ -122,6 +133,7 @@ def _engine_over(
     emit: EventSink,
     executor: Executor | None,
     block_tokens: int,
+    at_close: Callable[[], None],
 ) -> Engine:
     eviction: dict[str, EvictionPolicy] = {HOST: _build("policies", config.host_eviction)}
     for name, tier in zip(tiers, config.tiers, strict=True):
@@ -141,6 +153,7 @@ def _engine_over(
         emit=emit,
         options=config.engine,
         block_tokens=block_tokens,
+        at_close=at_close,
     )
 
 

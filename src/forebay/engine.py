@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -150,8 +150,12 @@ class Engine:
         emit: EventSink,
         options: EngineOptions | None = None,
         block_tokens: int | None = None,
+        at_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the tiers over, with all that they hold. Without `block_tokens`, all that is stored is loaded."""
+        """Takes the tiers over, with all that they hold. Without `block_tokens`, all that is stored is loaded.
+
+        `at_close` is called once all is closed.
+        """
         options = options or EngineOptions()
         check_options(options)
         self._stage = Stage(
@@ -160,6 +164,7 @@ class Engine:
         self._index, self._flow = self._stage.index, self._stage.flow
         self._loads = Loads(self._stage, _load_limits(options, pool))
         self._stores = Stores(self._stage, _store_limits(options, self._stage.usable_slots))
+        self._at_close = at_close
         self._chooser: Chooser | None = None
         if block_tokens is not None:
             self._chooser = Chooser(options.load_or_compute, self._flow, block_tokens, pool.block_bytes)
@@ -445,6 +450,7 @@ class Engine:
     def close(self) -> None:
         """Let running jobs end, and close the tiers. Blocks that were not written by then are lost to later runs."""
         self._stage.close()
+        self._at_close()
 
     def _note(self, result: JobResult) -> None:
         counts = Counter(result.outcomes[key] for key in result.job.keys)

@@ -157,6 +157,16 @@ Event = Chosen | Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | 
 EventSink = Callable[[Event], None]
 
 
+def both(one: EventSink, other: EventSink) -> EventSink:
+    """A sink that hands each event to two."""
+
+    def emit(event: Event) -> None:
+        one(event)
+        other(event)
+
+    return emit
+
+
 @dataclass(slots=True)
 class Totals:
     """Running sums over all events: what an operator asks first. Pass `add` to the engine as its event sink."""

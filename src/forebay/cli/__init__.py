@@ -21,6 +21,7 @@ from forebay.bench.units import harmless
 from forebay.cli.bench import bench
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
+from forebay.cli.explain import explain
 from forebay.cli.output import one_line
 from forebay.cli.pool import pool
 from forebay.cli.vllm_args import vllm_args
@@ -72,6 +73,7 @@ def cli(verbose: int) -> None:
 cli.add_command(bench)
 cli.add_command(demo)
 cli.add_command(doctor)
+cli.add_command(explain)
 cli.add_command(pool)
 cli.add_command(vllm_args)
 

@@ -188,8 +188,11 @@ class Runner:
             restored = self._restore(session) if reuse is Reuse.ON else Restored((), 0, 0, 0)
             computed_tokens = prompt_tokens - session.kv.tokens
             restored_ns = self.store.engine.now_ns()
+            context_tokens = session.kv.tokens
             session.append(self._prefill(session, reuse))
             first_ns = self.store.engine.now_ns()
+            if reuse is Reuse.ON:
+                self.store.computed(computed_tokens, context_tokens, first_ns - restored_ns)
             while session.new_tokens < max_new_tokens and session.last not in stop_tokens:
                 session.append(self._forward(session, session.length - 1, session.length))
                 self._keep(session, reuse)
@@ -290,7 +293,7 @@ class Runner:
         keys = block_keys(self.namespace, session.prompt)
         if session.length == 1:
             keys = ()
-        restored = self.store.restore(session.request_id, keys, session.kv)
+        restored = self.store.restore(session.request_id, keys, session.kv, session.length)
         session.kv.tokens = min(len(restored.sources) * self._block_tokens, session.length - 1)
         session.kept_blocks = len(restored.sources)
         return restored

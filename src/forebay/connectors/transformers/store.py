@@ -17,7 +17,7 @@ from itertools import islice
 
 from forebay.engine import Engine
 from forebay.hints import Hints
-from forebay.types import BlockKey, DeviceBlock, LoadPlan, Request
+from forebay.types import BlockKey, DeviceBlock, Extent, LoadPlan, Request
 
 from .device import PagedDeviceCache
 from .session import SessionKV
@@ -110,6 +110,8 @@ class SessionStore:
         self._late: dict[str, tuple[DeviceBlock, ...]] = {}
         """Loads that nobody waits for any more. Their device blocks are the engine's until they have ended."""
         self._opened = 0
+        self._choice = ""
+        """The name under which the engine was last asked how much to load."""
         self._restored = self._kept = self._demoted = self._lost = 0
 
     @property
@@ -118,8 +120,10 @@ class SessionStore:
 
     # ---- restore
 
-    def restore(self, request_id: str, keys: Sequence[BlockKey], kv: SessionKV) -> Restored:
+    def restore(self, request_id: str, keys: Sequence[BlockKey], kv: SessionKV, prompt_tokens: int = 0) -> Restored:
         """Bring the longest held prefix of `keys` to the session's first blocks; every restored block becomes hot.
+
+        Less than that where computing the rest of the `prompt_tokens` looks faster (0: those of the keys).
 
         A prefix longer than the device cache comes through it in windows. Never raises for what a tier does.
         """
@@ -127,7 +131,8 @@ class SessionStore:
         sources: list[str | None] = [None] * len(keys)
         self.engine.announce(keys)
         self._gather_hot(keys, kv, sources, clocks)
-        for start, stop in _gaps(sources):
+        end = self._chosen_end(request_id, keys, sources, prompt_tokens)
+        for start, stop in _gaps(sources[:end]):
             self._load(request_id, keys, range(start, stop), kv, sources, clocks)
             if None in sources[start:stop]:
                 break
@@ -135,6 +140,28 @@ class SessionStore:
         leading = tuple(_until_none(sources))
         self._restored += len(leading)
         return Restored(leading, clocks.plan_ns, clocks.load_ns, clocks.gather_ns)
+
+    def _chosen_end(
+        self, request_id: str, keys: Sequence[BlockKey], sources: Sequence[str | None], prompt_tokens: int
+    ) -> int:
+        """Where loading should end and computing begin, as the engine sees it."""
+        hot = len(tuple(_until_none(sources)))
+        if hot == len(keys) or any(sources[hot:]):
+            return len(keys)  # nothing to decide; or hot blocks further on would be lost with what lies before them
+        self._opened += 1
+        self._choice = f"{request_id}/{self._opened}"
+        context_tokens = hot * self.device.shape.block_tokens
+        request = Request(
+            self._choice, tuple(keys[hot:]), announced=True, tokens=max(0, prompt_tokens - context_tokens),
+            context_tokens=context_tokens,
+        )  # fmt: skip
+        while (blocks := self.engine.choose(request)) is None:
+            self._step()
+        return hot + blocks
+
+    def computed(self, tokens: int, context_tokens: int, elapsed_ns: int) -> None:
+        """The prefill that followed the last restore has ended."""
+        self.engine.computed(self._choice, tokens, context_tokens, elapsed_ns)
 
     def _gather_hot(self, keys: Sequence[BlockKey], kv: SessionKV, sources: list[str | None], clocks: _Clocks) -> None:
         """Everything hot goes into the session at once, so that loads may take its device blocks afterwards."""
@@ -193,7 +220,12 @@ class SessionStore:
         """Plan the load of the blocks from `start` into these device blocks, and start it if anybody holds any."""
         started_ns = self.engine.now_ns()
         self._opened += 1  # a number of our own, since callers may use an id twice
-        request = Request(f"{request_id}/{self._opened}", tuple(keys[start : start + len(blocks)]), announced=True)
+        request = Request(
+            f"{request_id}/{self._opened}",
+            tuple(keys[start : start + len(blocks)]),
+            announced=True,
+            extent=Extent.STORED,
+        )
         while (plan := self.engine.plan_load(request)) is None:
             self._step()
         window = _Window(plan, start, tuple(blocks[: plan.hit_blocks]))
