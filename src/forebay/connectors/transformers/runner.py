@@ -27,7 +27,7 @@ from forebay.hints import HintOptions, Hints
 from forebay.hostpool import HostPool
 from forebay.keys import Tokens, block_keys, token_ids
 from forebay.policies.lrfu import LRFU
-from forebay.types import Namespace, Pinned, Request
+from forebay.types import Extent, Namespace, Pinned, Request
 
 from .device import BlockShape, PagedDeviceCache
 from .facts import LoadedModel, cache_argument
@@ -56,6 +56,8 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Memory that finished sessions may go on holding for blocks that the store was too busy to take."""
     load_deadline_s: float = 30.0
     """How long one window's load may take. Past it the blocks are computed: a store that hangs is a miss."""
+    extent: Extent = Extent.STORED
+    """How much of a stored prefix is restored: all of it, or as much as brings the first token soonest."""
     half_life: float = 10_000.0
     """Of the device cache's LRFU, in block accesses."""
     hints_port: int = 0
@@ -293,7 +295,7 @@ class Runner:
         keys = block_keys(self.namespace, session.prompt)
         if session.length == 1:
             keys = ()
-        restored = self.store.restore(session.request_id, keys, session.kv, session.length)
+        restored = self.store.restore(session.request_id, keys, session.kv, session.length, self.options.extent)
         session.kv.tokens = min(len(restored.sources) * self._block_tokens, session.length - 1)
         session.kept_blocks = len(restored.sources)
         return restored

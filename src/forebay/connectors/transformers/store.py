@@ -120,10 +120,17 @@ class SessionStore:
 
     # ---- restore
 
-    def restore(self, request_id: str, keys: Sequence[BlockKey], kv: SessionKV, prompt_tokens: int = 0) -> Restored:
+    def restore(
+        self,
+        request_id: str,
+        keys: Sequence[BlockKey],
+        kv: SessionKV,
+        prompt_tokens: int = 0,
+        extent: Extent = Extent.STORED,
+    ) -> Restored:
         """Bring the longest held prefix of `keys` to the session's first blocks; every restored block becomes hot.
 
-        Less than that where computing the rest of the `prompt_tokens` looks faster (0: those of the keys).
+        With `Extent.BEST`, less than that where computing the rest of the `prompt_tokens` looks faster.
 
         A prefix longer than the device cache comes through it in windows. Never raises for what a tier does.
         """
@@ -131,7 +138,9 @@ class SessionStore:
         sources: list[str | None] = [None] * len(keys)
         self.engine.announce(keys)
         self._gather_hot(keys, kv, sources, clocks)
-        end = self._chosen_end(request_id, keys, sources, prompt_tokens)
+        end = len(keys)
+        if extent is Extent.BEST:
+            end = self._chosen_end(request_id, keys, sources, prompt_tokens)
         for start, stop in _gaps(sources[:end]):
             self._load(request_id, keys, range(start, stop), kv, sources, clocks)
             if None in sources[start:stop]:
