@@ -28,8 +28,6 @@ from forebay.stores import StoreLimits, Stores
 from forebay.types import (
     HOST,
     BlockKey,
-    Change,
-    ChangeKind,
     Channel,
     CopyState,
     DeviceBlock,
@@ -310,13 +308,6 @@ class Engine:
                 self._index.adopt(key, tier, self._stage.specs[tier].stored_bytes)
                 self._stage.eviction[tier].inserted((key,))
 
-    def _on_change(self, tier: str, change: Change) -> None:
-        """Another process added or removed a block. One that is on its way from here will tell by its own job."""
-        if change.kind is ChangeKind.REMOVED and self._index.is_ready(change.key, tier):
-            self._stage.withdraw(change.key, tier, Reason.REMOVED)
-        elif change.kind is ChangeKind.ADDED and self._index.get(change.key, tier) is None:
-            self._stage.adopt(change, tier)
-
     # --- prefetch
 
     def prefetch(self, request: Request, deadline_ns: int) -> int:
@@ -431,8 +422,7 @@ class Engine:
                     self._stores.on_probed(result)
                 case JobKind.PROBE:
                     self._on_probed(result)
-        for tier, change in self._stage.changes():
-            self._on_change(tier, change)
+        self._stage.apply_changes()
         self._loads.advance()
         self._stores.advance()
         ended = self._loads.take_ended()

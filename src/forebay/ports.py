@@ -64,10 +64,13 @@ class Routed(Protocol):
 
 @runtime_checkable
 class Watched(Protocol):
-    """A tier that other processes change, and that notices in passing what they did."""
+    """A tier that others change (processes, an operator, its own upkeep), and that notices in passing what they did."""
 
     def changes(self) -> Sequence[Change]:
-        """What others added and removed since the last call, as far as it was noticed; in order. Never blocks."""
+        """What others added and removed since the last call, as far as it was noticed; in order. Never blocks.
+
+        Nothing that was so once and is not so any more.
+        """
         ...
 
 

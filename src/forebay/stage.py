@@ -6,7 +6,7 @@ Every change to the index that frees or takes a slot, and every job, goes throug
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from forebay.types import (
     HOST,
     BlockKey,
     Change,
+    ChangeKind,
     Channel,
     CopyState,
     DeviceBlock,
@@ -79,7 +80,7 @@ class Stage:
         self.pool, self.tiers, self.policies, self.emit = pool, dict(tiers), policies, emit
         self.specs = {name: tier.spec for name, tier in tiers.items()}
         self._routed = {name: tier for name, tier in tiers.items() if isinstance(tier, Routed)}
-        self._watched = {name: tier for name, tier in tiers.items() if isinstance(tier, Watched) and tier.spec.shared}
+        self._watched = {name: tier for name, tier in tiers.items() if isinstance(tier, Watched)}
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
@@ -126,8 +127,16 @@ class Stage:
                 found.append(stored.key)
         self.eviction[name].inserted(found[::-1])  # the oldest last: it ranks coldest
 
-    def adopt(self, change: Change, tier: str) -> None:
-        """Another process has added a block that the index does not know."""
+    def apply_changes(self) -> None:
+        """Others add and remove blocks. One that is on its way from here will tell by its own job."""
+        for tier, watched in self._watched.items():
+            for change in watched.changes():
+                if change.kind is ChangeKind.REMOVED and self.index.is_ready(change.key, tier):
+                    self.withdraw(change.key, tier, Reason.REMOVED)
+                elif change.kind is ChangeKind.ADDED and self.index.get(change.key, tier) is None:
+                    self._adopt(change, tier)
+
+    def _adopt(self, change: Change, tier: str) -> None:
         if tier in self._quotas and not change.is_ours:
             self.index.mark_foreign((change.key,), tier)
         self.index.adopt(change.key, tier, change.stored_bytes)
@@ -235,12 +244,6 @@ class Stage:
         """Which of the tier's places a read of this block goes to; 0 for a tier that is one place."""
         routed = self._routed.get(tier)
         return routed.route(key) if routed is not None else 0
-
-    def changes(self) -> Iterator[tuple[str, Change]]:
-        """What other processes did to the shared tiers, as far as those have noticed."""
-        for name, tier in self._watched.items():
-            for change in tier.changes():
-                yield name, change
 
     def read(self, channel: Channel, keys: Sequence[BlockKey], traffic: Traffic) -> Job:
         """The keys' host copies are FILLING, and their `route` is the channel's."""

@@ -6,13 +6,15 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from file_tier_kit import BLOCK_BYTES, open_tier, unfinished, write_all
+from file_tier_kit import BLOCK_BYTES, block_file, flip, open_tier, unfinished, write_all
 
 from forebay.testing.tier_contract import get, key_of, payload_of
-from forebay.tiers.file import FileTier, Io, catalogue
+from forebay.tiers.file import FileTier, Io, admin, catalogue, checking, layout, upkeep
 from forebay.tiers.file.directio import REAL_CALLS, Calls
 from forebay.types import Outcome
 
@@ -28,11 +30,11 @@ class Killer:
     def __init__(self) -> None:
         self.left: float = float("inf")
         self.calls = Calls(
-            **{field.name: self._counting(getattr(REAL_CALLS, field.name)) for field in dataclasses.fields(Calls)}
+            **{field.name: self.counting(getattr(REAL_CALLS, field.name)) for field in dataclasses.fields(Calls)}
         )
 
-    def _counting(self, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*args: object) -> object:
+    def counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: object) -> Any:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -67,6 +69,26 @@ def shorten(tier: FileTier) -> None:
     tier.close()
 
 
+def scrub(tier: FileTier) -> None:
+    """A damaged block is set aside, one that is too old is removed."""
+    root = Path(tier.describe()[0].path)
+    flip(block_file(root, key_of(1)), 4096)
+    os.utime(block_file(root, key_of(2)), (1, 1))
+    admin.scrub([root], admin.ScrubLimits(bytes_per_s=1e12, ttl_s=1e6), afresh=True)
+
+
+def collect(tier: FileTier) -> None:
+    root = Path(tier.describe()[0].path)
+    os.utime(block_file(root, key_of(2)), (1, 1))
+    admin.gc([root], admin.GcLimits(now_unix_s=1e9, ttl_s=1e6, quarantine_s=1e9))
+
+
+def set_aside(tier: FileTier) -> None:
+    """By a read."""
+    flip(block_file(Path(tier.describe()[0].path), key_of(1)), 4096)
+    assert get(tier, 1, BLOCK_BYTES) is Outcome.CORRUPT
+
+
 def opened(root: Path, calls: Calls = REAL_CALLS) -> FileTier:
     return open_tier(root, calls=calls, reads_in_flight=1, writes_in_flight=1, io=Io.PYTHON)
 
@@ -77,6 +99,9 @@ def dies(root: Path, operation: Callable[[FileTier], None], calls_before: int) -
     if child == 0:
         try:
             killer = Killer()
+            upkeep.REAL_CALLS = killer.calls  # the child's own
+            checking.REAL_CALLS = replace(REAL_CALLS, rename=killer.calls.rename, unlink=killer.calls.unlink)
+            layout.remove_block = killer.counting(layout.remove_block)
             tier = opened(root, killer.calls)
             killer.left = calls_before
             operation(tier)
@@ -97,11 +122,16 @@ def check(tier: FileTier, root: Path) -> None:
     assert counted == files
     assert tier.used_bytes == sum(files.values())
     for number in (*range(1, 5), *range(10, 15)):
-        expected = payload_of(number, BLOCK_BYTES) if key_of(number).hex() in files else Outcome.MISSING
-        assert get(tier, number, BLOCK_BYTES) == expected
+        found = get(tier, number, BLOCK_BYTES)
+        if found is Outcome.CORRUPT:  # damaged on purpose, and whoever was to set it aside was killed before
+            assert number == 1
+            assert not block_file(root, key_of(number)).exists()
+            continue
+        assert found == (payload_of(number, BLOCK_BYTES) if key_of(number).hex() in files else Outcome.MISSING)
+    assert tier.used_bytes == sum(path.stat().st_size for path in root.rglob("*.kv"))
 
 
-@pytest.mark.parametrize("operation", [write, overwrite, delete, evict, shorten])
+@pytest.mark.parametrize("operation", [write, overwrite, delete, evict, shorten, scrub, collect, set_aside])
 def test_killed_at_any_system_call(
     tmp_path: Path, operation: Callable[[FileTier], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

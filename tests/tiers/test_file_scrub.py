@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from forebay.tiers.file import admin
 from forebay.tiers.file.admin import ScrubLimits
 from forebay.tiers.file.scrub import PASS_EVERY_S, BackgroundScrub, Pace, Scrub
 from forebay.types import Outcome
+
+
+def undisturbed(*file: object) -> AbstractContextManager[None]:
+    """Around what a scrub removes where no catalogue is told."""
+    return nullcontext()
+
 
 FAST = ScrubLimits(bytes_per_s=1e12)
 NUMBERS = range(20)
@@ -87,7 +94,7 @@ def test_it_goes_on_where_it_was_interrupted(root: Path) -> None:
 def test_every_block_is_seen_once_whatever_comes_and_goes_between_two_runs(root: Path) -> None:
     order = sorted(key_of(number).hex() for number in NUMBERS)
     seen: list[str] = []
-    with Scrub(root, 0.0, lambda: 0.0) as first:
+    with Scrub(root, 0.0, lambda: 0.0, undisturbed) as first:
         for step in first.steps():
             seen.append(step.file.key.hex())
             if len(seen) == 10:
@@ -95,7 +102,7 @@ def test_every_block_is_seen_once_whatever_comes_and_goes_between_two_runs(root:
         first.keep_position()
     block_file(root, bytes.fromhex(order[9])).unlink()  # where it stands
     block_file(root, bytes.fromhex(order[10])).unlink()
-    with Scrub(root, 0.0, lambda: 0.0) as second:
+    with Scrub(root, 0.0, lambda: 0.0, undisturbed) as second:
         seen.extend(step.file.key.hex() for step in second.steps())
     assert seen == order[:10] + order[11:]
 
@@ -127,7 +134,7 @@ def test_a_pass_that_began_in_the_future_does_not_keep_the_next_one_away(root: P
 
 
 def test_two_do_not_scrub_one_root(root: Path) -> None:
-    with Scrub(root, 0.0, lambda: 0.0) as mine, Scrub(root, 0.0, lambda: 0.0) as theirs:
+    with Scrub(root, 0.0, lambda: 0.0, undisturbed) as mine, Scrub(root, 0.0, lambda: 0.0, undisturbed) as theirs:
         assert (mine.is_mine, theirs.is_mine) == (True, False)
         with pytest.raises(ConfigError, match="another process"):
             scrub(root)
@@ -167,7 +174,7 @@ class Background:
         limits = ScrubLimits(bytes_per_s=STORED_BYTES, ttl_s=ttl_s)
         self.scrub = BackgroundScrub(
             lambda: [root], limits, lambda root, kind: self.noticed.append(kind),
-            lambda: self.now_ns, lambda: self.wall_s, self._pause,
+            lambda: self.now_ns, lambda: self.wall_s, self._pause, removing=undisturbed,
         )  # fmt: skip
 
     def _pause(self, seconds: float) -> bool:

@@ -244,6 +244,7 @@ class Shelf:
                     self._stores.on_probed(result)
                 case _:
                     self._on_answered(result)
+        self._stage.apply_changes()
         self._give_up(self._stores.advance())
         now_ns = self._stage.now_ns()
         self._absent.prune(now_ns)

@@ -34,7 +34,7 @@ from forebay.tiers.file.holdings import Holdings, Meter, Space, differences
 from forebay.tiers.file.journal import Journal, NoFile, NoLocks
 from forebay.tiers.file.rebuild import Progress, rebuild
 from forebay.tiers.file.records import Doubtful, Limit, Operation, Record, Records, decode, encode
-from forebay.types import BlockKey, Change
+from forebay.types import BlockKey, Change, ChangeKind
 
 log = logging.getLogger("forebay.tiers.file")
 
@@ -54,7 +54,7 @@ class CatalogueSettings:
     limits: Mapping[Limit, int]
     """What this process keeps to, for people who look at the pool."""
     is_watched: bool
-    """Somebody takes the changes that others make."""
+    """Somebody takes the changes."""
     progress: Progress
     """Told while the catalogue is made anew: the root and the blocks found so far."""
 
@@ -144,7 +144,7 @@ class Catalogue:
         return [space.digest for space in self._holdings.spaces if key in space.held]
 
     def take_changes(self) -> list[Change]:
-        """What other processes added and removed since the last call, as far as it was noticed."""
+        """What others added and removed since the last call, as far as it was noticed; also what `removing` removed."""
         taken: list[Change] = []
         while self._changes:
             taken.append(self._changes.popleft())
@@ -211,6 +211,22 @@ class Catalogue:
         with self._session():
             self._intend(digest, keys, {})
 
+    @contextlib.contextmanager
+    def removing(self, digest: bytes, keys: Sequence[BlockKey]) -> Iterator[None]:
+        """Around whatever takes files of blocks away unasked, such as a scrub: those that are gone come as changes."""
+        with contextlib.suppress(OSError):  # a full disk: removing is what helps, and is written down then
+            self.intend(digest, keys)
+        lengths_bytes = {key: self._length_bytes(digest, key) for key in keys}
+        try:
+            yield
+        finally:
+            self.settle(digest, keys)
+            self._notice(
+                Change(key, length_bytes, ChangeKind.REMOVED, self._is_ours(digest))
+                for key, length_bytes in lengths_bytes.items()
+                if length_bytes is not None and not self.claims(digest, key)
+            )
+
     def settle(self, digest: bytes, keys: Iterable[BlockKey], written: Collection[BlockKey] = ()) -> None:
         """Write down what the disk holds of these blocks now. What cannot be written down is, at the next occasion."""
         wanted = {(digest, key): Operation.WRITTEN if key in written else Operation.HELD for key in keys}
@@ -225,6 +241,14 @@ class Catalogue:
                 self._shorten(spare=2.0)
         except OSError as error:
             self._owe(wanted, error)
+
+    def _length_bytes(self, digest: bytes, key: BlockKey) -> int | None:
+        space = self._holdings.space(digest)
+        return None if space is None else space.length_bytes(key)
+
+    def _is_ours(self, digest: bytes) -> bool:
+        space = self._holdings.space(digest)
+        return space is not None and space.tenant == self._settings.tenant
 
     # --- under the mutex and the lock ------------------------------------------------------------
 

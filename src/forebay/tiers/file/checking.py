@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -112,7 +114,13 @@ def best_access(root: Path) -> Access:
         return Access.BUFFERED
 
 
-def check_block(root: Path, access: Access, file: layout.BlockFile, scratch: Scratch) -> Finding | None:
+Removing = Callable[[layout.BlockFile], AbstractContextManager[None]]
+"""Makes the context around whatever moves or removes a block's file: there it is written down for all processes."""
+
+
+def check_block(
+    root: Path, access: Access, file: layout.BlockFile, scratch: Scratch, removing: Removing
+) -> Finding | None:
     """Read it in full and prove it; set aside what is damaged. None for a sound block, and for one that is gone."""
     try:
         if not file.is_regular:
@@ -123,7 +131,8 @@ def check_block(root: Path, access: Access, file: layout.BlockFile, scratch: Scr
     except NewerFormat:
         return Finding(newer=file.path)
     except Damaged as damaged:
-        moved_to = layout.set_aside(REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage)
+        with removing(file):
+            moved_to = layout.set_aside(REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage)
         if moved_to not in (None, file.path):
             moved_to = layout.mark_named(REAL_CALLS, moved_to)
         return Finding(set_aside=SetAside(file.path, damaged.damage.value, moved_to, FoundBy.CHECK))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from forebay.tiers.file.catalogue import Catalogue
 from forebay.tiers.file.holdings import Space
 from forebay.tiers.file.root import Reserved, Root
-from forebay.types import BlockKey, Change
+from forebay.types import BlockKey, Change, ChangeKind
 
 
 class Ledger:
@@ -73,7 +73,14 @@ class Ledger:
         return [space for catalogue in self._catalogues() for space in catalogue.spaces()]
 
     def take_changes(self) -> list[Change]:
-        return [change for catalogue in self._catalogues() for change in catalogue.take_changes()]
+        """What is no longer so is left out: it was written anew, or somebody else has told of it."""
+        catalogues = self._catalogues()
+        changes = [change for catalogue in catalogues for change in catalogue.take_changes()]
+        return [
+            change
+            for change in changes
+            if any(catalogue.namespaces_of(change.key) for catalogue in catalogues) is (change.kind is ChangeKind.ADDED)
+        ]
 
     def budget_left_bytes(self) -> int | None:
         """What may still be written today (UTC) by all processes together; None without a budget."""

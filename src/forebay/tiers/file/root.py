@@ -262,10 +262,11 @@ class Root:
             if wrong:
                 self.catalogue.correct(self._digest, wrong)
 
-    def look_at(self, digest: bytes, key: BlockKey) -> None:
-        """Somebody has removed or moved the file of this block, of any namespace."""
-        if self.catalogue is not None:
-            self.catalogue.correct(digest, (key,))
+    def scrubbing(self, file: layout.BlockFile) -> contextlib.AbstractContextManager[None]:
+        """Around whatever the scrub does to the file of a block, of any namespace."""
+        if self.catalogue is None:
+            return contextlib.nullcontext()
+        return self.catalogue.removing(bytes.fromhex(file.namespace_hex), (file.key,))
 
     # --- blocks --------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ class Root:
         return self._fits(found) and key not in self._newer
 
     def has_expired(self, key: BlockKey) -> bool:
-        """Whether a file is there that must not be served any more. It stays until it is overwritten, or collected."""
+        """Whether a file is there that must not be served any more."""
         if not self._settings.ttl_s:
             return False
         with self.health.reads.glance() as call:
@@ -499,8 +500,8 @@ class Root:
 
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
         self.health.count(damage.value)
-        layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
-        self.correct((key,))
+        with self.removal((key,)):  # whoever dies here leaves a block that is looked at, and not one that never was
+            layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
 
     def _is_old(self, found: os.stat_result) -> bool:
         ttl_s = self._settings.ttl_s

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.tiers.file import layout
-from forebay.tiers.file.checking import Finding, best_access, check_block
+from forebay.tiers.file.checking import Finding, Removing, best_access, check_block
 from forebay.tiers.file.directio import Scratch
 
 log = logging.getLogger("forebay.tiers.file")
@@ -90,10 +91,9 @@ class Scrub:
         root: Path,
         ttl_s: float,
         wall_s: Callable[[], float],
-        gone: Callable[[layout.BlockFile], None] = lambda file: None,
+        removing: Removing,
     ) -> None:
-        """`gone` is told of each block that was removed or set aside."""
-        self._root, self._ttl_s, self._wall_s, self._gone = root, ttl_s, wall_s, gone
+        self._root, self._ttl_s, self._wall_s, self._removing = root, ttl_s, wall_s, removing
         self._scratch = Scratch()
         self._descriptor = -1
         self.is_mine = False
@@ -125,14 +125,18 @@ class Scrub:
             self.position = Position(began_unix_s=self._wall_s())
         access = best_access(self._root)
         for file in _blocks_after(str(self._root), self.position.after):
-            age_s = self._wall_s() - file.mtime_ns / 1e9
-            is_expired = bool(self._ttl_s) and file.is_regular and age_s > self._ttl_s and layout.remove_block(file)
-            finding = None if is_expired else check_block(self._root, access, file, self._scratch)
-            if is_expired or (finding is not None and finding.set_aside is not None):
-                self._gone(file)
+            is_expired = self._removes_expired(file)
+            finding = None if is_expired else check_block(self._root, access, file, self._scratch, self._removing)
             self.position = msgspec.structs.replace(self.position, after=f"{file.namespace_hex}/{file.key.hex()}")
             yield Step(file, is_expired, finding)
         self.position = msgspec.structs.replace(self.position, after="")
+
+    def _removes_expired(self, file: layout.BlockFile) -> bool:
+        age_s = self._wall_s() - file.mtime_ns / 1e9
+        if not (self._ttl_s and file.is_regular and age_s > self._ttl_s):
+            return False
+        with self._removing(file):
+            return layout.remove_block(file)
 
     def keep_position(self) -> None:
         """In place, under the lock: whoever reads half of it begins at the beginning."""
@@ -147,7 +151,7 @@ class BackgroundScrub:
     """Scrubs roots one after the other on a thread of its own, until it is closed.
 
     `roots` gives those that are well right now. `noticed` is told of each thing found, by root and kind. `pause` waits
-    that many seconds and says whether to stop. `gone` is told of each block that was removed or set aside.
+    that many seconds and says whether to stop. `removing` is `Removing`, by root.
     """
 
     def __init__(
@@ -158,9 +162,10 @@ class BackgroundScrub:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_s: Callable[[], float] = time.time,
         pause: Callable[[float], bool] | None = None,
-        gone: Callable[[Path, layout.BlockFile], None] = lambda root, file: None,
+        *,
+        removing: Callable[[Path, layout.BlockFile], AbstractContextManager[None]],
     ) -> None:
-        self._roots, self._limits, self._noticed, self._gone = roots, limits, noticed, gone
+        self._roots, self._limits, self._noticed, self._removing = roots, limits, noticed, removing
         self._clock_ns, self._wall_s = clock_ns, wall_s
         self._ended = threading.Event()
         self._pause = pause or self._ended.wait
@@ -186,7 +191,7 @@ class BackgroundScrub:
 
     def _pass(self, root: Path) -> bool:
         """Whether to stop for good."""
-        with Scrub(root, self._limits.ttl_s, self._wall_s, partial(self._gone, root)) as scrub:
+        with Scrub(root, self._limits.ttl_s, self._wall_s, partial(self._removing, root)) as scrub:
             position = scrub.position
             if not scrub.is_mine or (not position.after and self._wall_s() < position.began_unix_s + PASS_EVERY_S):
                 return False

@@ -83,7 +83,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scrub_bytes_per_s: float = 0.0
     """Read every block about once a day in the background to find damage early, at most this fast; 0 does not."""
     ttl_s: float = 0.0
-    """A block that was written longer ago is missing, and the scrub removes it; 0: none is ever too old."""
+    """A block that was written longer ago is missing: a read or the scrub that comes by removes it; 0: none is ever too
+    old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class FileTier:
         roots = _open_roots(options, settings)
         say_differences((root.path for root in roots), self._namespace_hex, namespace)
         self._closed = False
+        self._has_ttl = options.ttl_s > 0
         self._io_reason = chosen_io.reason
         self._fast = _fast_reads(chosen_io, roots, options, shape)
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
@@ -212,7 +214,9 @@ class FileTier:
         self._check_open()
         self._look_for_new_roots()
         outcomes = [Outcome.MISSING] * len(keys)
-        orders = [[member for member in self._in_order(key) if not member.root.has_expired(key)] for key in keys]
+        orders = [self._in_order(key) for key in keys]
+        if self._has_ttl:
+            self._remove_expired(keys, orders)
         if self._fast is not None:
             fresh = [i for i, members in enumerate(orders) if members]
             homes = [orders[i][0].position for i in fresh]
@@ -373,7 +377,7 @@ class FileTier:
             well,
             limits,
             noticed=lambda path, kind: health[path].count(kind),
-            gone=lambda path, file: roots[path].look_at(bytes.fromhex(file.namespace_hex), file.key),
+            removing=lambda path, file: roots[path].scrubbing(file),
         )
 
     # --- placement -----------------------------------------------------------------------------
@@ -429,6 +433,24 @@ class FileTier:
         for at in silent:
             log.warning("root %s has not answered a lookup: this write passes it by", self._members[at].root.path)
         return _Survey(held, frozenset(silent))
+
+    def _remove_expired(self, keys: Sequence[BlockKey], orders: list[list[_Member]]) -> None:
+        """Take roots in which a block is too old out of its order, and the block out of them: its room is needed."""
+        at_root: dict[int, list[int]] = {}
+        for i, members in enumerate(orders):
+            expired = [member.position for member in members if member.root.has_expired(keys[i])]
+            orders[i] = [member for member in members if member.position not in expired]
+            for at in expired:
+                at_root.setdefault(at, []).append(i)
+
+        def remove_one(i: int, member: _Member, scratch: Scratch) -> None:
+            if member.root.has_expired(keys[i]):  # still: it may just have been written anew
+                member.root.delete(self._namespace_hex, keys[i])
+
+        with contextlib.ExitStack() as settled:
+            for at, items in at_root.items():
+                settled.enter_context(self._members[at].root.removal([keys[i] for i in items]))
+            self._run(at_root, lambda member: member.writers, remove_one)
 
     def _in_turn(
         self,
@@ -525,7 +547,7 @@ def _catalogue_settings(
             Limit.BUDGET_BYTES_PER_DAY: options.write_budget_bytes_per_day,
             Limit.ENDURANCE_BYTES: options.endurance_bytes,
         },
-        is_watched=options.shared,
+        is_watched=True,
         progress=log_progress,
     )
 

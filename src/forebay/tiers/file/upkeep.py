@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ class Upkeep:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._opening = threading.Lock()
         self._opened: Catalogue | None = None
 
     def __enter__(self) -> Upkeep:
@@ -30,27 +32,23 @@ class Upkeep:
 
     @property
     def catalogue(self) -> Catalogue:
-        if self._opened is None:
-            settings = CatalogueSettings(
-                calls=REAL_CALLS, now_s=time.time, boot=boot_digest(), tenant=bytes(32), limits={}, is_watched=False,
-                progress=log_progress,
-            )  # fmt: skip
-            self._opened = Catalogue(self._root, settings)
-        return self._opened
+        with self._opening:
+            if self._opened is None:
+                settings = CatalogueSettings(
+                    calls=REAL_CALLS, now_s=time.time, boot=boot_digest(), tenant=bytes(32), limits={},
+                    is_watched=False, progress=log_progress,
+                )  # fmt: skip
+                self._opened = Catalogue(self._root, settings)
+            return self._opened
 
     def remove(self, file: layout.BlockFile) -> bool:
         """Whether it was there to be removed. Raises OSError when it cannot be."""
-        digest = bytes.fromhex(file.namespace_hex)
-        with contextlib.suppress(OSError):  # a full disk: removing is what helps, and is written down then
-            self.catalogue.intend(digest, [file.key])
-        try:
+        with self.removing(file):
             return layout.remove_block(file)
-        finally:
-            self.catalogue.settle(digest, [file.key])
 
-    def look_at(self, file: layout.BlockFile) -> None:
-        """Its file has been moved or removed."""
-        self.catalogue.correct(bytes.fromhex(file.namespace_hex), [file.key])
+    def removing(self, file: layout.BlockFile) -> contextlib.AbstractContextManager[None]:
+        """Around whatever moves or removes the file. Any thread."""
+        return self.catalogue.removing(bytes.fromhex(file.namespace_hex), (file.key,))
 
     def compare(self, found: Iterable[tuple[str, BlockKey]]) -> int:
         """Put right what the catalogue says too much and too little, given all blocks; returns of how many blocks."""

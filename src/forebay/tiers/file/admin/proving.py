@@ -42,14 +42,14 @@ def verify(roots: Sequence[Path], progress: Progress = nobody) -> CheckReport:
             checked.set_aside.extend(set_aside_by_reads(root))
             access = best_access(root)
             sound: list[tuple[str, BlockKey]] = []
-            for files in _batches(root):
-                findings = _check_all(lanes, root, access, files)
-                for file, finding in zip(files, findings, strict=True):
-                    checked.add(file, finding)
-                    if file.is_regular and (finding is None or finding.set_aside is None):
-                        sound.append((file.namespace_hex, file.key))
-                progress(checked.blocks, checked.read_bytes)
             with Upkeep(root) as upkeep:
+                for files in _batches(root):
+                    findings = _check_all(lanes, root, access, files, upkeep)
+                    for file, finding in zip(files, findings, strict=True):
+                        checked.add(file, finding)
+                        if file.is_regular and (finding is None or finding.set_aside is None):
+                            sound.append((file.namespace_hex, file.key))
+                    progress(checked.blocks, checked.read_bytes)
                 checked.miscounted_blocks += upkeep.compare(sound)
     finally:
         lanes.close()
@@ -74,7 +74,7 @@ def scrub(
     tally, pace = Tally(), Pace(limits.bytes_per_s, clock_ns)
     for root, _ in marked(roots):
         tally.set_aside.extend(set_aside_by_reads(root))
-        with Upkeep(root) as upkeep, Scrub(root, limits.ttl_s, wall_s, upkeep.look_at) as run:
+        with Upkeep(root) as upkeep, Scrub(root, limits.ttl_s, wall_s, upkeep.removing) as run:
             if not run.is_mine:
                 raise ConfigError(f"{root} is being scrubbed by another process: wait for it, or look at its log")
             if afresh:
@@ -104,11 +104,13 @@ def _batches(root: Path) -> Iterator[list[layout.BlockFile]]:
             yield batch
 
 
-def _check_all(lanes: Lanes, root: Path, access: Access, files: list[layout.BlockFile]) -> list[Finding | None]:
+def _check_all(
+    lanes: Lanes, root: Path, access: Access, files: list[layout.BlockFile], upkeep: Upkeep
+) -> list[Finding | None]:
     findings: list[Finding | None] = [None] * len(files)
 
     def check_one(i: int, scratch: Scratch) -> None:
-        findings[i] = check_block(root, access, files[i], scratch)
+        findings[i] = check_block(root, access, files[i], scratch, upkeep.removing)
 
     lanes.start(check_one, range(len(files))).wait()
     return findings
