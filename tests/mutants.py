@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ("tests/test_engine.py", "tests/test_schedules.py")
+LATE = ("tests/test_late.py",)
 TIMEOUT_S = 180
 """A hang counts as caught."""
 
@@ -40,13 +41,13 @@ MUTANTS = (
     ),
     Mutant(
         "commit-failed-read", "loads.py",
-        "            if outcome is Outcome.OK:\n                arrived.append(key)",
-        "            if True:\n                arrived.append(key)",
+        "                if result.outcomes[key] is Outcome.OK:\n                    arrived.append(key)",
+        "                if True:\n                    arrived.append(key)",
     ),
     Mutant(
         "load-past-a-hole", "loads.py",
-        'leading = (bytes(load.copied[: load.limit]) + b"\\0").index(0)',
-        "leading = sum(load.copied)",
+        'return (bytes(self.arrived[: self.limit]) + b"\\0").index(0)',
+        "return sum(self.arrived)",
     ),
     Mutant(
         "plan-with-holes", "planner.py",
@@ -65,8 +66,8 @@ MUTANTS = (
     ),
     Mutant(
         "leak-slot-of-failed-fill", "stage.py",
-        "        assert slot is not None\n        self.pool.give(slot)",
-        "        assert slot is not None",
+        "        if still_written_by is None:\n            self.pool.give(slot)",
+        "        if still_written_by is None:\n            pass",
     ),
     Mutant(
         "forget-before-delete-landed", "stores.py",
@@ -91,8 +92,8 @@ MUTANTS = (
     ),
     Mutant(
         "keep-claim-of-lost-block", "loads.py",
-        "            if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):",
-        "            if self._is_disproved(key, tier, outcome) and self._index.is_evictable(key, tier):",
+        "        if self._is_disproved(key, tier, outcome) and self._index.is_ready(key, tier):",
+        "        if self._is_disproved(key, tier, outcome) and self._index.is_evictable(key, tier):",
     ),
     Mutant(
         "believe-a-failed-delete", "stores.py",
@@ -129,8 +130,74 @@ MUTANTS = (
     ),
     Mutant(
         "offered-block-evicted-before-its-write", "stores.py",
-        "        self.write_through(at_hand)  # first, since the slots taken below may be theirs\n",
-        "",
+        "        most = self._write_at_hand(keys)  # first, since the slots taken below may be theirs\n",
+        "        most = len(keys)\n",
+    ),
+    Mutant(
+        "late-read-writes-to-a-lent-slot", "stage.py",
+        "        if still_written_by is None:\n            self.pool.give(slot)",
+        "        if True:\n            self.pool.give(slot)",
+        LATE,
+    ),
+    Mutant(
+        "findings-of-late-reads-ignored", "stage.py",
+        "            self.pool.give(slot)\n        self._believe(result)\n\n    def _believe",
+        "            self.pool.give(slot)\n\n    def _believe",
+        ("tests/test_schedules.py",),
+    ),
+    Mutant(
+        "late-load-holds-its-blocks", "loads.py",
+        "            self._flow.given_up(self._stage.jobs[job_id])\n            self._strand(job_id)\n        self._unpark",
+        "            pass\n        self._unpark",
+        LATE,
+    ),
+    Mutant(
+        "hung-place-is-waited-for-again", "flow.py",
+        "        return lane.state is not ChannelState.CLOSED",
+        "        return True",
+        LATE,
+    ),
+    Mutant(
+        "credit-of-a-late-read-lost", "flow.py",
+        "        self._late[job.job_id] = job.channel\n        lane.in_flight[job.traffic] -= len(job.keys)",
+        "        self._late[job.job_id] = job.channel",
+        ("tests/test_flow.py",),
+    ),
+    Mutant(
+        "long-loads-starve", "fairness.py",
+        "rank = self._fair.enter(name, work_bytes) + work_bytes * self._stretch",
+        "rank = float(work_bytes)",
+        ("tests/test_flow.py",),
+    ),
+    Mutant(
+        "given-up-load-slows-the-clock", "fairness.py",
+        "        self._present.pop(name, None)",
+        "        pass",
+        ("tests/test_flow.py",),
+    ),
+    Mutant(
+        "prefetch-holds-its-slots-against-demand", "loads.py",
+        "and self._is_starved() and self._yield_prefetch()",
+        "and False",
+        ("tests/test_prefetch.py",),
+    ),
+    Mutant(
+        "prefetched-blocks-unpinned", "loads.py",
+        "        load.arrived[position] = 1\n        self._prefetched[key] += 1",
+        "        load.arrived[position] = 1\n        self._release(load, position)\n        self._prefetched[key] += 1",
+        ("tests/test_prefetch.py",),
+    ),
+    Mutant(
+        "both-reads-of-a-hedge-count", "stage.py",
+        "copy.state is CopyState.FILLING and copy.slot == job.slots[job.keys.index(key)]",
+        "copy.state is CopyState.FILLING",
+        ("tests/test_hedges.py",),
+    ),
+    Mutant(
+        "hedges-without-a-budget", "hedges.py",
+        "affordable = int(self._budget_bytes // stage.pool.block_bytes)",
+        "affordable = len(keys)",
+        ("tests/test_hedges.py",),
     ),
     Mutant(
         "key-not-chained", "keys.py",
