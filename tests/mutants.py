@@ -147,8 +147,8 @@ MUTANTS = (
     ),
     Mutant(
         "late-load-holds-its-blocks", "loads.py",
-        "            self._flow.given_up(self._stage.jobs[job_id])\n            self._strand(job_id)\n        self._unpark",
-        "            pass\n        self._unpark",
+        "            self._strand(job_id)\n        self._unpark",
+        "        self._unpark",
         LATE,
     ),
     Mutant(
