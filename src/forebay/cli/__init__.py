@@ -24,6 +24,7 @@ from forebay.cli.doctor import doctor
 from forebay.cli.explain import explain
 from forebay.cli.output import one_line
 from forebay.cli.pool import pool
+from forebay.cli.sim import sim
 from forebay.cli.vllm_args import vllm_args
 from forebay.errors import ConfigError
 
@@ -75,6 +76,7 @@ cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(explain)
 cli.add_command(pool)
+cli.add_command(sim)
 cli.add_command(vllm_args)
 
 

@@ -201,7 +201,7 @@ def _one_gpu(row: Published, assumed: Assumptions) -> StormSpec:
         stored_tokens=8192,
         new_tokens=NEW_TOKENS,
         output_tokens=OUTPUT_TOKENS,
-        host_bytes=assumed.dram_bytes_per_rank,
+        host_bytes=DRAM_TIER_BYTES,
         reads_in_flight=1 if row.group == "serial" else 32,
         order=assumed.order,
         hosting=assumed.hosting,

@@ -63,8 +63,8 @@ def runs(rows: Iterable[Published], assumed: Assumptions | None = None) -> list[
     return found
 
 
-def steps() -> int:
-    return len(runs(published()))
+def steps(assumed: Assumptions | None = None) -> int:
+    return len(runs(published(), assumed))
 
 
 def validate(progress: Progress | None = None, assumed: Assumptions | None = None) -> Validation:
