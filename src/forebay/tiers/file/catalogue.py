@@ -87,9 +87,11 @@ class Catalogue:
         self.trouble = ""
         """Why it is not kept on the disk; empty when it is."""
         self._journal: Journal | None = None
+        self._is_followed = False
+        """Somebody may have asked what is held: from now on, what changes is news."""
         with self._mutex:
             self._open()
-        self._changes.clear()  # nobody has asked yet
+        self._is_followed = True
 
     def close(self) -> None:
         """All is settled, and on the medium. A thread may still wait for the root: it fails."""
@@ -375,7 +377,7 @@ class Catalogue:
             self._notice(self._holdings.apply(records, self._writer))
 
     def _notice(self, changes: Iterable[Change]) -> None:
-        if self._settings.is_watched:
+        if self._settings.is_watched and self._is_followed:
             self._changes.extend(changes)
 
     def _now_s(self) -> int:
