@@ -23,6 +23,7 @@ from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.explain import explain
 from forebay.cli.output import one_line
+from forebay.cli.plan import plan
 from forebay.cli.pool import pool
 from forebay.cli.sim import sim
 from forebay.cli.vllm_args import vllm_args
@@ -75,6 +76,7 @@ cli.add_command(bench)
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(explain)
+cli.add_command(plan)
 cli.add_command(pool)
 cli.add_command(sim)
 cli.add_command(vllm_args)

@@ -1,0 +1,351 @@
+"""The planner: the examples, the rules of the field one by one, and files that are no plan."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import xml.etree.ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from forebay.cli import cli
+from forebay.cli import run as run_cli
+from forebay.errors import ConfigError
+from forebay.fairness import Order
+from forebay.planning import cells
+from forebay.planning.options import PlanFile, check_plan, read_plan
+from forebay.planning.plan import make_plan, steps
+from forebay.planning.report import encode_json, how_close, render_page
+from forebay.planning.results import Plan
+from forebay.planning.setting import read_setting
+from forebay.planning.storms import Medium, StormSpec, run_storm
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BIG, EDGE, RACK = (EXAMPLES / name for name in ("480b-tp8.toml", "edge-box.toml", "rack.toml"))
+
+
+@functools.cache
+def example(path: Path) -> Plan:
+    return make_plan(read_plan(path), path.parent)
+
+
+def rules(plan: Plan) -> dict[str, str]:
+    """All texts of each rule that applies."""
+    found: dict[str, str] = {}
+    for each in plan.findings:
+        found[each.rule] = found.get(each.rule, "") + each.text + "\n"
+        assert each.source
+    return found
+
+
+BASE: dict[str, Any] = {
+    "name": "small",
+    "baseline": "one",
+    "model": {"name": "Llama-3.3-70B-Instruct"},
+    "engine": {"prefill_tokens_per_s": 4000, "decode_step_ms": 20, "restore_setup_ms": 100},
+    "fleet": {"gpus": 8, "tensor_parallel": 8},
+    "workload": {"sessions": 100, "context_tokens": 10_000, "concurrency": [8, 32]},
+    "candidates": [{"name": "one", "read": "7GB/s"}, {"name": "two", "read": "14GB/s"}],
+}
+
+
+def planned(**changes: Any) -> Plan:
+    """BASE with some of its tables changed, key by key."""
+    found: dict[str, Any] = {**BASE}
+    for name, change in changes.items():
+        found[name] = {**BASE.get(name, {}), **change} if isinstance(change, dict) else change
+    file = msgspec.convert(found, PlanFile)
+    check_plan(file)
+    return make_plan(file, EXAMPLES)
+
+
+# ---- the published machine
+
+
+def test_the_simulation_meets_every_published_cell_within_a_tenth() -> None:
+    measured = [cell for cell in example(BIG).cells if cell.measured_p50_s is not None]
+    assert len(measured) == 6
+    for cell in measured:
+        assert cell.ttft_p50_s == pytest.approx(cell.best_p50_s, rel=0.10), cell
+        assert cell.throughput_tok_s == pytest.approx(cell.best_throughput_tok_s, rel=0.10), cell
+    assert "6 measured cells" in how_close(example(BIG))
+
+
+def test_the_published_conclusions_come_out() -> None:
+    plan = example(BIG)
+    gains = {each: plan.gain("NVMe-oF, 1 port", each) for each in (8, 16, 32)}
+    assert [round(gains[each].best * 100) for each in gains] == [29, 40, 33]
+    assert all(0.29 <= gain.simulated <= 0.45 for gain in gains.values())
+    assert plan.best_concurrency["NVMe-oF, 1 port"] == 16
+    assert plan.saturation["local NVMe"] == 8
+    assert plan.saturation["NVMe-oF, 1 port"] == 32
+    assert 8_192 < plan.tie_context_tokens[8] < 12_000  # sessions of 8k tokens tied, those of 30k did not
+    assert "8,192 tokens: up to a concurrency of 8 they demand 5.6 GB/s" in rules(plan)["tie"]
+    recompute = next(each for each in plan.recompute if each.concurrency == 16)
+    assert recompute.throughput_tok_s == pytest.approx(4.1, rel=0.02)
+    assert recompute.ttft_p90_s == pytest.approx(237.34, rel=0.05)
+
+
+def test_order_a_second_port_and_both_media_add_what_they_should() -> None:
+    plan = example(BIG)
+    one, both, two = (plan.cell(name, 32) for name in ("NVMe-oF, 1 port", "local NVMe + 1 port", "NVMe-oF, 2 ports"))
+    assert one.ordered_p50_s < 0.6 * one.ttft_p50_s
+    assert one.ordered_p99_s < 1.02 * one.ttft_p99_s
+    assert two.ttft_p50_s < both.ttft_p50_s < one.ttft_p50_s
+    assert plan.gain("NVMe-oF, 2 ports", 32).best > 1.0
+    restored_s = one.ttft_p99_s - 1.4
+    assert (both.ttft_p99_s - 1.4) / restored_s == pytest.approx(10.5 / (10.5 + 6.94), rel=0.02)
+    assert plan.recommended == "NVMe-oF, 2 ports"
+    assert "ordered flow" in rules(plan)
+
+
+def test_volumes_and_staging_of_the_published_machine() -> None:
+    plan = example(BIG)
+    assert plan.volume.token_bytes == 253_952
+    assert plan.volume.session_bytes == 7_671_382_016
+    assert plan.volume.session_rank_bytes * 8 == plan.volume.session_bytes
+    assert plan.demand.held_staging_bytes == 32 * plan.volume.session_bytes
+    assert plan.demand.mean_read_bytes_per_s == pytest.approx(0.4 * 7_671_382_016)
+    assert "streaming only" in rules(plan)["staging"]
+
+
+# ---- the other examples
+
+
+def test_an_edge_box_needs_one_good_drive() -> None:
+    plan, said = example(EDGE), rules(example(EDGE))
+    assert plan.recommended == "NVMe, PCIe 4"
+    assert {"few GPUs", "small concurrency", "SATA", "tie", "wear", "recomputing is faster"} <= set(said)
+    assert "It saves 0% of what the other does" in said["SATA"]
+    assert "asks for no more" in said["small concurrency"]
+    costs = {each.candidate: each for each in plan.costs}
+    tokens = 0.02 * 200 * 86_400 * 365.25
+    assert costs["NVMe, PCIe 4"].per_year == 160 / 5
+    assert costs["NVMe, PCIe 4"].with_fleet_per_million_tokens == pytest.approx((1500 + 32) / tokens * 1e6)
+
+
+def test_a_rack_takes_the_cheapest_that_covers_the_storm_and_lasts() -> None:
+    plan = example(RACK)
+    assert plan.recommended == "NVMe-oF, 4 x 100 GbE"
+    assert any("local NVMe: worn out" in reason for reason in plan.reasons)
+    assert any("object store: more than 10 s" in reason for reason in plan.reasons)
+    rates = [each.token_hit_rate for each in plan.hit_rates]
+    assert rates == sorted(rates)
+    assert 0 < rates[0] < rates[-1] <= plan.demand.reuse + 1e-9
+    assert "restore: " in plan.hit_rate_basis
+    wear = {each.candidate: each for each in plan.wear}
+    flash = wear["NVMe-oF, 4 x 100 GbE"]
+    assert flash.years == pytest.approx(12 * 28e15 / flash.written_bytes_per_day / 365.25)
+
+
+# ---- the rules of the field, each where it applies and where it does not
+
+
+def test_below_the_baselines_ceiling_the_media_tie_and_above_it_they_do_not() -> None:
+    short = planned(workload={"context_tokens": 500})
+    assert "tie" in rules(short)
+    assert short.recommended == "one"  # covers the peak, and is the baseline
+    long = planned(workload={"context_tokens": 60_000})
+    assert "tie" not in rules(long)
+    assert long.recommended == "two"
+
+
+def test_the_longest_tied_context_is_where_demand_meets_the_ceiling() -> None:
+    file = msgspec.convert(BASE, PlanFile)
+    setting = read_setting(file, EXAMPLES)
+    for concurrency in (1, 8, 32):
+        longest = cells.tie_context_tokens(setting, concurrency)
+        assert cells.demand_bytes_per_s(setting, concurrency, longest) <= 7e9
+        assert cells.demand_bytes_per_s(setting, concurrency, longest + 1) > 7e9
+
+
+def test_the_gain_grows_with_concurrency_until_the_faster_medium_is_full() -> None:
+    plan = planned(workload={"context_tokens": 20_000, "concurrency": [1, 4, 16, 64]})
+    gains = [plan.gain("two", each).best for each in (1, 4, 16, 64)]
+    assert gains == sorted(gains)
+    assert gains[3] - gains[2] < gains[2] - gains[1]  # it levels off once both are full
+    assert plan.saturation["one"] is not None
+    assert plan.saturation["one"] <= (plan.saturation["two"] or 1000)
+    assert "gain grows with concurrency" in rules(plan)
+
+
+def test_few_sessions_and_few_gpus_are_told_to_look_elsewhere_first() -> None:
+    assert "small concurrency" in rules(planned(workload={"concurrency": [2, 4]}))
+    assert "small concurrency" not in rules(planned(workload={"concurrency": [8]}))
+    assert "few GPUs" in rules(planned(fleet={"gpus": 2, "tensor_parallel": 2}))
+    assert "few GPUs" not in rules(planned())
+
+
+def test_a_sata_drive_takes_the_gain_away() -> None:
+    sata = {"name": "sata", "kind": "sata", "read": "0.55GB/s"}
+    plan = planned(candidates=[*BASE["candidates"], sata])
+    assert plan.cell("sata", 32).ttft_p50_s > 8 * plan.cell("one", 32).ttft_p50_s
+    assert "sata takes most of the gain away" in rules(plan)["SATA"]
+    assert "SATA" not in rules(planned())
+
+
+def test_the_peak_decides_and_the_mean_is_shown_beside_it() -> None:
+    plan = planned(workload={"requests_per_s": 0.01, "context_tokens": 60_000})
+    assert plan.demand.mean_read_bytes_per_s is not None
+    assert plan.demand.mean_read_bytes_per_s < 0.2e9
+    assert plan.recommended == "two"  # though the mean is a thirtieth of what the slower one delivers
+    assert "times less" in rules(plan)["plan for the peak"]
+    assert all(each.load_share < 0.1 for each in plan.steady)
+
+
+def test_the_narrower_of_link_and_drives_decides() -> None:
+    far = {"name": "two", "kind": "network", "read": "14GB/s", "link": "5GB/s"}
+    plan = planned(candidates=[BASE["candidates"][0], far])
+    assert "the link decides: 5.0 GB/s of 14.0" in rules(plan)["check the network"]
+    assert plan.gain("two", 32).best < 0
+    assert "check the network" not in rules(planned())
+
+
+def test_staging_below_the_bytes_in_flight_is_said() -> None:
+    assert "too little for either" in rules(planned(budget={"dram": "1GB"}))["staging"]
+    assert "of this plan" not in rules(planned(budget={"dram": "4TB"}))["staging"]
+
+
+def test_copies_over_ranks_are_counted_and_said() -> None:
+    plan = planned(model={"name": "DeepSeek-V3"})
+    assert plan.volume.copies == 8
+    assert plan.volume.session_bytes == 8 * 10_000 * 61 * 576 * 2
+    assert "8.0 copies" in rules(plan)["copies"]
+
+
+def test_an_overloaded_medium_has_no_steady_times() -> None:
+    plan = planned(workload={"requests_per_s": 100.0})
+    assert all(each.load_share > 1 and each.restore_p50_s is None for each in plan.steady)
+
+
+def test_budgets_leave_out_what_does_not_fit_and_say_so() -> None:
+    priced = [{**BASE["candidates"][0], "price": 100}, {**BASE["candidates"][1], "price": 900}]
+    heavy = {"context_tokens": 60_000}
+    assert planned(candidates=priced, workload=heavy).recommended == "two"
+    plan = planned(candidates=priced, workload=heavy, budget={"price": 500})
+    assert plan.recommended == "one"
+    assert any("two: dearer than the budget" in reason for reason in plan.reasons)
+    impossible = planned(budget={"ttft_p50_s": 0.001})
+    assert any("No candidate that is left avoids this" in reason for reason in impossible.reasons)
+
+
+# ---- storms and files
+
+
+def test_a_storm_takes_the_time_of_its_bytes_in_any_order() -> None:
+    medium = Medium(name="m", bytes_per_s=5e9, latency_s=1e-4, in_flight_blocks=256)
+    for order in Order:
+        spec = StormSpec(
+            medium=medium, session_bytes=10**9, block_bytes=10**7, sessions=10, order=order
+        )  # fmt: skip
+        result = run_storm(spec)
+        assert max(result.restored_s) == pytest.approx(2.0, rel=0.03)
+        assert result == run_storm(spec)
+    calm = replace(spec, arrivals_s=tuple(float(at) for at in range(10)))
+    assert run_storm(calm).restored_s == pytest.approx([0.2] * 10, rel=0.05)
+
+
+def test_few_reads_in_flight_do_not_reach_a_distant_mediums_ceiling() -> None:
+    far = Medium(name="object", bytes_per_s=10e9, latency_s=0.1, in_flight_blocks=8)
+    assert far.reached_bytes_per_s(10e6) == pytest.approx(8 * 10e6 / 0.101)
+    assert replace(far, in_flight_blocks=1024).reached_bytes_per_s(10e6) == 10e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "Meta-Llama-3-8B"', 'name = "gpt-9"', "no model 'gpt-9' is built in"),
+        ('name = "Meta-Llama-3-8B"', "", "either the name of a built-in model, or a config.json"),
+        ('name = "Meta-Llama-3-8B"', 'config = "nowhere"', "cannot read"),
+        ("gpus = 1\n", "gpus = 1\ninstances = 3\n", "do not fit on 1 GPUs"),
+        ("gpus = 1\n", "gpus = 8\ntensor_parallel = 3\n", "3 tensor-parallel ranks"),
+        ('baseline = "NVMe, PCIe 4"', 'baseline = "tape"', "baseline 'tape'"),
+        ('read = "6.9GB/s"', 'read = "6.9"', "is not a rate"),
+        ('read = "6.9GB/s"', "", "give what it reads"),
+        ('capacity = "2TB"', 'capacity = "2"', "is not a size"),
+        ('name = "two NVMe, PCIe 4"', 'name = "SATA SSD"', "two candidates have one name"),
+        ("context_tokens = 8000", "", "give context_tokens, or a trace"),
+        ("concurrency = [1, 2, 4]", "concurrency = []", "at least one concurrency"),
+        ("concurrency = [1, 2, 4]", "concurrency = [0]", "workload.concurrency"),
+        ("requests_per_s = 0.02", "requests_per_s = nan", "workload.requests_per_s"),
+        ("requests_per_s = 0.02", "request_per_s = 0.02", "request_per_s"),
+        ("[budget]", "[budget", "Expected ']'"),
+        ('kind = "sata"', 'kind = "tape"', "'tape'"),
+        ('kind = "sata"', 'together = ["tape"]', "'tape' is no candidate"),
+        ("reuse = 0.7", 'trace = { kind = "trace", options = { path = "no.jsonl" } }', "cannot read the trace"),
+    ],
+)  # fmt: skip
+def test_a_bad_plan_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    text = EDGE.read_text()
+    assert old in text
+    path = tmp_path / "plan.toml"
+    path.write_text(text.replace(old, new, 1))
+    assert run_cli(["plan", str(path), "--out", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert said in shown[-1]
+    assert not any("Traceback" in line for line in shown)
+
+
+def test_what_is_no_plan_at_all_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    for content in (b"", b"\xff", b"a = " + b"[" * 5000, b"#" * (1 << 21)):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            read_plan(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_plan(tmp_path / "absent.toml")
+
+
+def test_a_trace_gives_rate_context_and_reuse(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": at * 1000, "input_length": 1024, "output_length": 10, "hash_ids": [0, 1 + at % 2]}
+        for at in range(11)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    workload = {**BASE["workload"], "trace": {"kind": "trace", "options": {"path": "trace.jsonl"}}}
+    del workload["context_tokens"]
+    plan = make_plan(msgspec.convert({**BASE, "workload": workload}, PlanFile), tmp_path)
+    assert plan.demand.requests_per_s == pytest.approx(1.1)
+    assert plan.demand.reuse == pytest.approx(1 - 3 / 22)
+    assert plan.volume.session_bytes == 1024 * 327_680
+    assert plan.hit_rates[-1].token_hit_rate == pytest.approx(19 / 22)
+
+
+def test_the_command_writes_json_and_a_page_that_hostile_names_cannot_break(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>\\u001b[31m"
+    path = tmp_path / "plan.toml"
+    path.write_text(EDGE.read_text().replace("two NVMe, PCIe 4", hostile).replace("Edge box", hostile))
+    result = CliRunner().invoke(cli, ["plan", str(path), "--out", str(tmp_path / "out"), "--json"])
+    assert result.exit_code == 0, result.output
+    plan = msgspec.json.decode((tmp_path / "out" / "plan.json").read_bytes(), type=Plan)
+    assert json.loads(result.stdout) == json.loads(encode_json(plan))
+    page = (tmp_path / "out" / "plan.html").read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    root = xml.etree.ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3 * 3 + 1
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_a_plan_is_the_same_every_time_and_progress_counts_all_of_it(tmp_path: Path) -> None:
+    class Count:
+        done = 0
+
+        def begins(self, doing: str) -> None: ...
+
+        def ended(self, done: str) -> None:
+            self.done += 1
+
+    file, count = read_plan(EDGE), Count()
+    again = make_plan(file, EXAMPLES, count)
+    assert count.done == steps(file)
+    assert encode_json(again) == encode_json(example(EDGE))
+    assert render_page(again) == render_page(example(EDGE))
