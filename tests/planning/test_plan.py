@@ -235,6 +235,40 @@ def test_budgets_leave_out_what_does_not_fit_and_say_so() -> None:
     assert any("No candidate that is left avoids this" in reason for reason in impossible.reasons)
 
 
+def test_media_by_name_by_curve_and_by_figures_are_alike(tmp_path: Path) -> None:
+    points = [
+        {"direction": "read", "block_bytes": 1 << 20, "depth": depth, "gb_per_s": rate}
+        for depth, rate in ((1, 2.0), (32, 7.0))
+    ]
+    curve = {"schema": "forebay-device-curve/1", "device": "disk", "points": points}
+    (tmp_path / "curve.json").write_text(json.dumps(curve))
+    ways = [
+        {"name": "one", "read": "6.9GB/s"},
+        {"name": "named", "medium": "nvme-gen4"},
+        {"name": "far", "medium": "4*nvme-gen4@100gbe", "kind": "network"},
+        {"name": "curve", "curve": "curve.json"},
+    ]
+    plan = make_plan(msgspec.convert({**BASE, "candidates": ways}, PlanFile), tmp_path)
+    waits = {name: plan.cell(name, 32).ttft_p50_s for name in ("one", "named", "far", "curve")}
+    assert waits["named"] == pytest.approx(waits["one"], rel=0.03)
+    assert waits["curve"] == pytest.approx(waits["one"] * 6.9 / 7, rel=0.05)
+    assert waits["far"] < 0.75 * waits["one"]
+
+
+def test_an_engine_is_given_by_figures_or_by_a_profile_and_not_by_both() -> None:
+    profile = {"profile": "qwen3-coder-480b-fp8/8xmi308x", "restore_setup_ms": 1400}
+    big = msgspec.toml.decode(BIG.read_bytes())
+    big["engine"], big["candidates"] = profile, big["candidates"][:2]
+    big["workload"]["concurrency"] = [8]
+    plan = make_plan(msgspec.convert(big, PlanFile), EXAMPLES)
+    for name in ("local NVMe", "NVMe-oF, 1 port"):
+        cell = plan.cell(name, 8)
+        assert cell.throughput_tok_s == pytest.approx(cell.best_throughput_tok_s, rel=0.1)
+    for engine in ({}, {**profile, "decode_step_ms": 20}):
+        with pytest.raises(ConfigError, match="either a profile"):
+            check_plan(msgspec.convert({**BASE, "engine": engine}, PlanFile))
+
+
 # ---- storms and files
 
 

@@ -17,7 +17,7 @@ from forebay.bench.units import parse_rate
 from forebay.fairness import Order
 from forebay.planning.options import CandidatePart
 from forebay.planning.results import Cell, Gain, Recompute, Steady
-from forebay.planning.setting import Setting, step_s
+from forebay.planning.setting import Setting
 from forebay.planning.storms import StormSpec, run_storm
 
 BUSY_SHARE = 0.85
@@ -66,14 +66,14 @@ def storm_cell(setting: Setting, candidate: CandidatePart, concurrency: int) -> 
 def _ttft_s(setting: Setting, candidate: str, concurrency: int, order: Order) -> list[float]:
     """Of each session. Sessions are dealt to the instances in turn; each computes what is new one by one."""
     restored = run_storm(_storm(setting, candidate, concurrency, order)).restored_s
-    engine, workload = setting.file.engine, setting.file.workload
+    engine, workload = setting.engine, setting.file.workload
     followup_s = workload.followup_tokens / engine.prefill_tokens_per_s
     free_s = [0.0] * setting.file.fleet.instances
     found = []
     for number in sorted(range(concurrency), key=lambda at: (restored[at], at)):
         instance = number % len(free_s)
         free_s[instance] = max(free_s[instance], restored[number]) + followup_s
-        found.append(engine.restore_setup_ms / 1e3 + free_s[instance])
+        found.append(engine.setup_s + free_s[instance])
     return found
 
 
@@ -93,12 +93,12 @@ def _storm(
 def _throughput(setting: Setting, concurrency: int, last_ttft_s: float) -> float:
     tokens = setting.file.workload.output_tokens
     instance_sessions = -(-concurrency // setting.file.fleet.instances)
-    return concurrency * tokens / (last_ttft_s + (tokens - 1) * step_s(setting.file.engine, instance_sessions))
+    return concurrency * tokens / (last_ttft_s + (tokens - 1) * setting.engine.step_s(instance_sessions))
 
 
 def recompute_cell(setting: Setting, concurrency: int) -> Recompute:
     """No store: each instance computes its sessions' contexts one after the other."""
-    engine, workload = setting.file.engine, setting.file.workload
+    engine, workload = setting.engine, setting.file.workload
     one_s = (setting.traffic.context_tokens + workload.followup_tokens) / engine.prefill_tokens_per_s
     ttft_s = [(number // setting.file.fleet.instances + 1) * one_s for number in range(concurrency)]
     return Recompute(

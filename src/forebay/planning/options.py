@@ -40,8 +40,10 @@ class ModelPart(_Part, frozen=True, kw_only=True):
 class EnginePart(_Part, frozen=True, kw_only=True):
     """What one instance of the engine takes. Measure it on yours: no figure here is a constant of nature."""
 
-    prefill_tokens_per_s: Positive
-    decode_step_ms: Amount
+    profile: str = ""
+    """One of `forebay.sim.profiles`, in place of the next three; or"""
+    prefill_tokens_per_s: Positive | None = None
+    decode_step_ms: Amount | None = None
     """Of an output token, with one session under way."""
     decode_step_ms_per_session: Amount = 0.0
     """More with each further session of the same instance."""
@@ -98,8 +100,12 @@ class MediumKind(Enum):
 class CandidatePart(_Part, frozen=True, kw_only=True):
     name: str
     kind: MediumKind = MediumKind.NVME
+    medium: str = ""
+    """Drives and links by name, such as 4*nvme-gen4@100gbe (`forebay.sim.media`); or"""
+    curve: str = ""
+    """a curve of `forebay bench io --export`, relative to the plan's file; or"""
     read: str = ""
-    """What all its drives deliver together, such as 6.9GB/s."""
+    """what all its drives deliver together, such as 6.9GB/s, with `latency_us` and `in_flight_blocks`."""
     link: str = ""
     """What the network between it and the machine lets through, where there is one."""
     latency_us: Amount = 100.0
@@ -179,6 +185,9 @@ def check_plan(plan: PlanFile) -> None:
         raise ConfigError(f"{ranks} ranks do not fit on {fleet.gpus} GPUs: fewer instances, or less parallelism")
     if plan.workload.trace is None and plan.workload.context_tokens is None:
         raise ConfigError("workload: give context_tokens, or a trace to take them from")
+    engine = plan.engine
+    if bool(engine.profile) == (engine.prefill_tokens_per_s is not None or engine.decode_step_ms is not None):
+        raise ConfigError("engine: give either a profile, or prefill_tokens_per_s and decode_step_ms")
     if not plan.workload.concurrency:
         raise ConfigError("workload: give at least one concurrency")
 
@@ -189,9 +198,11 @@ def _check_candidate(candidate: CandidatePart, others: dict[str, CandidatePart])
             if name not in others or others[name].together:
                 raise ConfigError(f"{candidate.name}: {name[:40]!a} is no candidate with a bandwidth of its own")
         return
-    if not candidate.read:
-        raise ConfigError(f'candidate {candidate.name[:40]!a}: give what it reads, such as read = "6.9GB/s"')
-    parse_rate(candidate.read)
+    if sum(map(bool, (candidate.read, candidate.medium, candidate.curve))) != 1:
+        raise ConfigError(
+            f"candidate {candidate.name[:40]!a}: give what it reads, such as read = '6.9GB/s', or a medium, or a curve"
+        )
+    rate_or_none(candidate.read)
     for measured in candidate.measured:
         rate_or_none(measured.busy_mean)
     rate_or_none(candidate.link)

@@ -11,7 +11,6 @@ from forebay.bench.units import parse_rate
 from forebay.errors import ConfigError
 from forebay.planning.options import (
     CandidatePart,
-    EnginePart,
     PlanFile,
     bytes_or_none,
     format_of,
@@ -21,6 +20,8 @@ from forebay.planning.options import (
 )  # fmt: skip
 from forebay.planning.results import Volume
 from forebay.planning.storms import Medium
+from forebay.sim.media import curve_medium, medium_named
+from forebay.sim.profiles import profile_named
 from forebay.sim.sizing import KvFormat, KvModel, stored_shares
 
 _NS = 1e9
@@ -38,8 +39,25 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What one instance takes at the plan's context: given, or a profile's."""
+
+    prefill_tokens_per_s: float
+    first_step_s: float
+    """One decode step with one session."""
+    further_step_s: float
+    """More with each further one."""
+    setup_s: float
+
+    def step_s(self, sessions: int) -> float:
+        """One decode step of an instance with so many sessions."""
+        return self.first_step_s + self.further_step_s * (sessions - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     file: PlanFile
+    engine: EngineFigures
     model: KvModel
     form: KvFormat
     volume: Volume
@@ -55,15 +73,10 @@ class Setting:
 
     def unshortened_s(self, concurrency: int) -> float:
         """Of a storm: all that no bandwidth shortens, up to the last token."""
-        engine, workload = self.file.engine, self.file.workload
+        engine, workload = self.engine, self.file.workload
         instance_sessions = -(-concurrency // self.file.fleet.instances)
         followup_s = instance_sessions * workload.followup_tokens / engine.prefill_tokens_per_s
-        return engine.restore_setup_ms / 1e3 + followup_s + workload.output_tokens * step_s(engine, instance_sessions)
-
-
-def step_s(engine: EnginePart, sessions: int) -> float:
-    """One decode step of an instance with so many sessions."""
-    return (engine.decode_step_ms + engine.decode_step_ms_per_session * (sessions - 1)) / 1e3
+        return engine.setup_s + followup_s + workload.output_tokens * engine.step_s(instance_sessions)
 
 
 def read_setting(file: PlanFile, folder: Path) -> Setting:
@@ -85,17 +98,44 @@ def read_setting(file: PlanFile, folder: Path) -> Setting:
     )
     if volume.restored_bytes == 0:
         raise ConfigError(f"{model.name} has no KV that could be restored")
-    return Setting(file, model, form, volume, traffic, _media(file))
+    return Setting(
+        file, _engine(file, traffic.context_tokens), model, form, volume, traffic,
+        _media(file, folder, volume.block_bytes),
+    )  # fmt: skip
 
 
-def _media(file: PlanFile) -> dict[str, Medium]:
+def _engine(file: PlanFile, context_tokens: int) -> EngineFigures:
+    part, setup_s = file.engine, file.engine.restore_setup_ms / 1e3
+    if part.profile:
+        profile = profile_named(part.profile)
+        one_s = profile.decode_s(1, context_tokens)
+        prefill_s = profile.prefill_s(context_tokens, 0)
+        return EngineFigures(context_tokens / prefill_s, one_s, profile.decode_s(2, context_tokens) - one_s, setup_s)
+    if part.prefill_tokens_per_s is None or part.decode_step_ms is None:
+        raise ConfigError("engine: give prefill_tokens_per_s and decode_step_ms, or a profile")
+    further_s = part.decode_step_ms_per_session / 1e3
+    return EngineFigures(part.prefill_tokens_per_s, part.decode_step_ms / 1e3, further_s, setup_s)
+
+
+def _media(file: PlanFile, folder: Path, block_bytes: int) -> dict[str, Medium]:
     by_name = {each.name: each for each in file.candidates}
-    alone = {each.name: _medium(each) for each in file.candidates if not each.together}
+    alone = {each.name: _medium(each, folder, block_bytes) for each in file.candidates if not each.together}
     return {name: _spread(each, alone) if each.together else alone[name] for name, each in by_name.items()}
 
 
-def _medium(candidate: CandidatePart) -> Medium:
+def _medium(candidate: CandidatePart, folder: Path, block_bytes: int) -> Medium:
     link = rate_or_none(candidate.link)
+    if candidate.medium or candidate.curve:
+        curve = folder / candidate.curve
+        found = medium_named(candidate.medium) if candidate.medium else curve_medium(curve, block_bytes)
+        alone_s = block_bytes / min(found.stream_bytes_per_s, found.read_bytes_per_s)
+        alone_s -= block_bytes / found.read_bytes_per_s
+        return Medium(
+            name=candidate.name,
+            bytes_per_s=min(found.read_bytes_per_s, link) if link is not None else found.read_bytes_per_s,
+            latency_s=found.latency_ns / 1e9 + alone_s,
+            in_flight_blocks=found.queue_depth,
+        )
     read = parse_rate(candidate.read)
     return Medium(
         name=candidate.name,
