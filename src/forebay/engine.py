@@ -400,6 +400,10 @@ class Engine:
     def now_ns(self) -> int:
         return self._stage.now_ns()
 
+    def jobs(self) -> frozenset[JobId]:
+        """What is in flight, and is waited for."""
+        return frozenset(self._stage.jobs)
+
     @property
     def idle(self) -> bool:
         """No job in flight and no load open."""

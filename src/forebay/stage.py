@@ -114,6 +114,8 @@ class Stage:
 
     def _take_stock(self, name: str, tier: Tier) -> None:
         """Learn what the tier holds already."""
+        if name in self._watched:
+            self._watched[name].changes()  # from here on, so that nothing is missed between this and the inventory
         found: list[BlockKey] = []
         if isinstance(tier, Catalogued):
             for run in tier.inventory():

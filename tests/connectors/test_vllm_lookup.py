@@ -50,7 +50,7 @@ class World:
     def ask(self, prefix: Sequence[bytes], request_id: str = "r") -> Answer:
         """Ask until there is an answer."""
         while (answer := self.lookup.ask(request_id, prefix)) is None:
-            self.lookup._threads.submit(lambda: None).result()
+            threading.Event().wait(0.001)  # let its threads run
         return answer
 
 
@@ -117,10 +117,9 @@ def test_a_hung_pool_is_soon_not_waited_for_and_counts_again_when_it_answers() -
     assert world.lookup.ask("next", PREFIX) == Answer(0, Found.UNKNOWN), "at once"
     assert world.lookup.counts.timed_out == 5
     world.tiers[0].open.set()
-    for _ in range(4):
-        world.lookup._threads.submit(lambda: None).result()
     while (answer := world.lookup.ask("later", PREFIX)) is None or answer.found is not Found.ALL:
         world.now_ns += 2_000_000_000 if answer is not None else 0
+        threading.Event().wait(0.001)
     world.lookup.close()
 
 
@@ -154,3 +153,15 @@ def test_closing_gives_up_open_questions() -> None:
     closing.join(timeout=30)
     assert not closing.is_alive()
     assert world.tiers[0].asked <= 64
+
+
+def test_closing_does_not_wait_for_a_pool_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("forebay.connectors.vllm.lookup._CLOSE_WITHIN_S", 0.05)
+    world = World()
+    world.tiers[0].open.clear()
+    assert world.lookup.ask("r", PREFIX) is None
+    world.lookup.close()
+    assert ["1 lookups still hang" in record.getMessage() for record in caplog.records] == [True]
+    world.tiers[0].open.set()

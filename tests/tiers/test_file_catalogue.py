@@ -128,6 +128,7 @@ def test_two_who_share_a_pool_keep_one_capacity(tmp_path: Path, roots: int) -> N
     paths = [tmp_path / name for name in "abc"[:roots]]
     one = open_tier(*paths, capacity_bytes=10 * STORED_BYTES, shared=True)
     other = open_tier(*paths, capacity_bytes=10 * STORED_BYTES, shared=True)
+    assert one.changes() == []
     assert write_all(one, range(6)) == [Outcome.OK] * 6
     outcomes = write_all(other, range(100, 108))
     assert outcomes.count(Outcome.OK) == 4

@@ -231,6 +231,7 @@ def test_two_stores_with_the_scrub_on_keep_one_count(tmp_path: Path) -> None:
 
 def test_a_block_that_was_set_aside_and_written_again_is_not_told_as_gone(tmp_path: Path) -> None:
     tier, other = open_tier(tmp_path / "a", shared=True), open_tier(tmp_path / "a", shared=True)
+    assert tier.changes() == other.changes() == []  # from now on
     put(tier, [1, 2], BLOCK_BYTES)
     other.contains([key_of(9)])
     flip(block_file(tmp_path / "a", key_of(1)), 4096)

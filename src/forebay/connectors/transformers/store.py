@@ -17,7 +17,7 @@ from itertools import islice
 
 from forebay.engine import Engine
 from forebay.hints import Hints
-from forebay.types import BlockKey, DeviceBlock, Extent, LoadPlan, Request
+from forebay.types import BlockKey, DeviceBlock, Extent, JobId, LoadPlan, Request
 
 from .device import PagedDeviceCache
 from .session import SessionKV
@@ -27,6 +27,7 @@ log = logging.getLogger("forebay.connectors.transformers.store")
 DEVICE = "device"
 """The name of the device cache wherever a hit's source is named."""
 
+_STALL_NS = 60 * 10**9
 _PATIENCE_NS = 20_000_000
 """How long one wait may last before everything is looked at again."""
 _OFFER_BLOCKS = 64
@@ -308,9 +309,18 @@ class SessionStore:
             self._lose(len(late), "the backlog of finished sessions is full")
 
     def flush(self) -> None:
-        """Wait until everything kept so far is stored, or has been refused by a store that has nothing left to do."""
+        """Wait until everything kept so far is stored, or has been refused by a store that has nothing left to do.
+
+        A store in which nothing moves for a minute hangs, and is not waited for.
+        """
+        left, moved_ns = self._left(), self.engine.now_ns()
         while True:
             self.pump()
+            if self._left() != left:
+                left, moved_ns = self._left(), self.engine.now_ns()
+            elif self.engine.now_ns() - moved_ns > _STALL_NS:
+                log.error("nothing has moved for %.0f s: blocks that are not stored yet may be lost", _STALL_NS / 1e9)
+                return
             stuck = bool(self._computed or self._unstored)
             if self.engine.idle and not self.device.copies_in_flight:
                 if not stuck:
@@ -318,6 +328,10 @@ class SessionStore:
                 self._give_up()
             else:
                 self.engine.wait(self.engine.now_ns() + _PATIENCE_NS)
+
+    def _left(self) -> tuple[int, int, frozenset[JobId]]:
+        """What there is still to do, to see whether it moves."""
+        return len(self._computed), len(self._unstored), self.engine.jobs()
 
     def drop_device(self) -> int:
         """Forget every hot block, after the store has got what it lacks; returns how many were hot."""

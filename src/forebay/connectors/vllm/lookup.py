@@ -7,11 +7,12 @@ block. What is kept is only doubt, for a while, about blocks that were there and
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from queue import SimpleQueue
 
 from forebay.errors import TierUnavailable
 from forebay.keys import derived_key
@@ -25,6 +26,7 @@ _CHUNK_BLOCKS = 64
 _ANSWER_KEEPS_NS = 1_000_000_000
 _DOUBT_LASTS_NS = 30_000_000_000
 _THREADS = 2
+_CLOSE_WITHIN_S = 5.0
 _MOST_LATE = 2 * _THREADS
 """Questions past their deadline that a hung pool may owe an answer to: with more, none is asked and none waits."""
 
@@ -87,7 +89,13 @@ class Lookup:
         self._questions: dict[str, _Question] = {}
         self._late: list[_Question] = []
         self._doubts: dict[bytes, int] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-lookup")
+        self._asked: SimpleQueue[tuple[_Question, int] | None] = SimpleQueue()
+        # daemons: a tier that hangs must not keep the host from ending
+        self._threads = [
+            threading.Thread(target=self._serve, name="forebay-lookup", daemon=True) for _ in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
         self.counts = LookupCounts()
 
     def ask(self, request_id: str, prefix: Sequence[bytes]) -> Answer | None:
@@ -124,7 +132,13 @@ class Lookup:
     def close(self) -> None:
         for question in self._questions.values():
             question.dropped = True
-        self._threads.shutdown(wait=True)
+        for _ in self._threads:
+            self._asked.put(None)
+        until_s = time.monotonic() + _CLOSE_WITHIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        if hanging := sum(thread.is_alive() for thread in self._threads):
+            log.error("%d lookups still hang in the pool: they are left behind", hanging)
         for shard in self._shards:
             for tier in shard.tiers.values():
                 tier.close()
@@ -144,17 +158,19 @@ class Lookup:
             self.counts.timed_out += 1
             question.found = Found.UNKNOWN
         else:
-            self._threads.submit(self._answer, question, trusted)
+            self._asked.put((question, trusted))
         return question
 
     # --- on a thread of its own
 
-    def _answer(self, question: _Question, trusted: int) -> None:
-        """`trusted`: blocks before the first that is in doubt."""
-        self._look(question, trusted)
-        question.ended = True
+    def _serve(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            question, trusted = asked
+            self._look(question, trusted)
+            question.ended = True
 
     def _look(self, question: _Question, trusted: int) -> None:
+        """`trusted`: blocks before the first that is in doubt."""
         found = Found.ALL if trusted == len(question.prefix) else Found.UNKNOWN
         try:
             for at in range(0, trusted, _CHUNK_BLOCKS):

@@ -38,6 +38,7 @@ from forebay.types import BlockKey, Change, ChangeKind
 
 log = logging.getLogger("forebay.tiers.file")
 
+_MOST_CHANGES = 10_000
 _SPARE_RECORDS = 16_384
 """1 MiB: a file shorter than this is never worth replacing."""
 
@@ -53,8 +54,6 @@ class CatalogueSettings:
     """Digest of this process's tenant; zeros without one."""
     limits: Mapping[Limit, int]
     """What this process keeps to, for people who look at the pool."""
-    is_watched: bool
-    """Somebody takes the changes."""
     progress: Progress
     """Told while the catalogue is made anew: the root and the blocks found so far."""
 
@@ -79,6 +78,7 @@ class Catalogue:
         self._writer = 1 + secrets.randbits(62)
         self._mutex = threading.Lock()
         self._changes: deque[Change] = deque()
+        self._is_watched = False
         self._busy: dict[_Name, list[int]] = {}
         """Blocks that threads of this process are publishing or removing, with the bytes that each has reserved."""
         self._owed: dict[_Name, Operation] = {}
@@ -87,11 +87,8 @@ class Catalogue:
         self.trouble = ""
         """Why it is not kept on the disk; empty when it is."""
         self._journal: Journal | None = None
-        self._is_followed = False
-        """Somebody may have asked what is held: from now on, what changes is news."""
         with self._mutex:
             self._open()
-        self._is_followed = True
 
     def close(self) -> None:
         """All is settled, and on the medium. A thread may still wait for the root: it fails."""
@@ -146,11 +143,24 @@ class Catalogue:
         return [space.digest for space in self._holdings.spaces if key in space.held]
 
     def take_changes(self) -> list[Change]:
-        """What others added and removed since the last call, as far as it was noticed; also what `removing` removed."""
+        """What others added and removed since the last call, as far as it was noticed; also what `removing` removed.
+
+        So many at a time. Watching begins with the first call: nothing is kept for those who never ask.
+        """
+        self._is_watched = True
         taken: list[Change] = []
-        while self._changes:
+        while self._changes and len(taken) < _MOST_CHANGES:
             taken.append(self._changes.popleft())
         return taken
+
+    def tell_held(self) -> None:
+        """The root is back: what it holds comes as added, since who gave it up may have forgotten that."""
+        with self._mutex:
+            for space in self._holdings.spaces:
+                self._notice(
+                    Change(key, space.length_bytes(key) or 0, ChangeKind.ADDED, space.tenant == self._settings.tenant)
+                    for key in space.held
+                )
 
     # --- what changes --------------------------------------------------------------------------
 
@@ -377,7 +387,7 @@ class Catalogue:
             self._notice(self._holdings.apply(records, self._writer))
 
     def _notice(self, changes: Iterable[Change]) -> None:
-        if self._settings.is_watched and self._is_followed:
+        if self._is_watched:
             self._changes.extend(changes)
 
     def _now_s(self) -> int:

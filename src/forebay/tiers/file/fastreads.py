@@ -121,10 +121,9 @@ class FastReads:
     def report(self, reason: str) -> ReadsReport:
         return ReadsReport(Io.NATIVE, reason, self._native_blocks, self._python_blocks)
 
-    def close(self) -> None:
-        """Finish what is queued and end the threads. Safe to call twice."""
-        for lanes in self._lanes:
-            lanes.close()
+    def close(self, home: int) -> list[threading.Thread]:
+        """Have the threads of this root end after what is queued; returns the one that sees to it."""
+        return [self._lanes[home].close()]
 
     def _job(self, home: int, keys: Sequence[BlockKey], views: Sequence[View]) -> ReadJob:
         root = self._roots[home]

@@ -49,8 +49,11 @@ class HealthLimits:
 class Health:
     """Of one root. Thread-safe."""
 
-    def __init__(self, path: Path, limits: HealthLimits, clock_ns: Callable[[], int]) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, limits: HealthLimits, clock_ns: Callable[[], int], works_again: Callable[[], None]
+    ) -> None:
+        """`works_again` is called when reads are no longer stopped."""
+        self._path, self._works_again = path, works_again
         self._retry_ns = limits.retry_ns
         self._lock = threading.Lock()
         self._events: Counter[str] = Counter()
@@ -127,6 +130,7 @@ class Health:
             log.info("root %s: one read is tried", self._path)
         else:
             log.warning("root %s works again, after %.1f s", self._path, turn.lasted_ns / 1e9)
+            self._works_again()
 
     def _writes_turned(self, turn: Turn) -> None:
         if turn.state is BreakerState.OPEN and turn.was is BreakerState.HALF_OPEN:

@@ -9,12 +9,15 @@ first batch exhausted go on to the second.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from forebay.errors import TierUnavailable
 from forebay.tiers.file.directio import Scratch
+
+_MOMENT_S = 0.05
 
 Work = Callable[[int, Scratch], None]
 """Does item i of a batch with the buffers of the thread it runs on."""
@@ -68,6 +71,20 @@ class Batch:
         return True
 
 
+class Patience:
+    """How long threads that were told to end are waited for, all together: a hung device must not hang the host."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+
+    def outlast(self, threads: Iterable[threading.Thread]) -> list[threading.Thread]:
+        """Wait for these to end; returns those that have not. What is asked for after the time is up gets a moment."""
+        threads = list(threads)
+        for thread in threads:
+            thread.join(max(_MOMENT_S, self._until_s - time.monotonic()))
+        return [thread for thread in threads if thread.is_alive()]
+
+
 class Lanes:
     """`threads` threads, each with its own buffers. `start` may be called from any thread."""
 
@@ -90,15 +107,14 @@ class Lanes:
                 self._tickets.put(batch)
         return batch
 
-    def close(self) -> None:
-        """Finish what is queued and end the threads. Safe to call twice."""
+    def close(self) -> list[threading.Thread]:
+        """Have the threads end after what is queued; returns them. Safe to call twice."""
         with self._gate:
             if not self._closed:
                 self._closed = True
                 for _ in self._threads:
                     self._tickets.put(None)
-        for thread in self._threads:
-            thread.join()
+        return self._threads
 
     def _serve(self) -> None:
         scratch = Scratch()

@@ -112,7 +112,7 @@ class Root:
         self.path = path
         self.root_id: bytes | None = None
         """None until the marker was seen once: such a root has no place in the placement yet."""
-        self.health = Health(path, settings.limits, settings.clock_ns)
+        self.health = Health(path, settings.limits, settings.clock_ns, self._works_again)
         self.trouble = ""
         """Why `open` left the root ABSENT."""
         access = Access.BUFFERED if settings.direct is DirectMode.NEVER else Access.DIRECT
@@ -190,6 +190,7 @@ class Root:
         if not first_time:
             if self.catalogue is not None:
                 self.catalogue.reopen()
+            self._works_again()
             return
         try:
             self.io = self._try_io()
@@ -206,7 +207,18 @@ class Root:
                 self.path, self.catalogue.trouble,
             )  # fmt: skip
 
-    def close(self) -> None:
+    def _works_again(self) -> None:
+        """Blocks that were deleted meanwhile are still here: whoever counts on their room has to know."""
+        if self.catalogue is not None:
+            self.catalogue.tell_held()
+
+    def close(self) -> threading.Thread:
+        """Have the catalogue closed, which may hang; returns the thread that does it."""
+        closing = threading.Thread(target=self._close, name="forebay-catalogue-close", daemon=True)
+        closing.start()
+        return closing
+
+    def _close(self) -> None:
         if self.catalogue is not None:
             self.catalogue.close()
 

@@ -173,10 +173,10 @@ class BackgroundScrub:
         self._thread = threading.Thread(target=self._run, name="forebay-scrub", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End after the block being read. Safe to call twice."""
+    def close(self) -> list[threading.Thread]:
+        """Have it end after the block being read; returns its thread. Safe to call twice."""
         self._ended.set()
-        self._thread.join()
+        return [self._thread]
 
     def _run(self) -> None:
         while not self._ended.is_set():

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from forebay.tiers.file.fastreads import Chosen, FastReads, Io, ReadsReport, cho
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.inventory import inventory
-from forebay.tiers.file.lanes import Batch, Lanes, Work
+from forebay.tiers.file.lanes import Batch, Lanes, Patience, Work
 from forebay.tiers.file.ledger import Ledger
 from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
@@ -310,7 +311,7 @@ class FileTier:
         return inventory(self._ledger.spaces(), self._ledger.tenant)
 
     def changes(self) -> Sequence[Change]:
-        """A `Watched` tier: noticed by every lookup, write and delete."""
+        """A `Watched` tier: noticed by every lookup, write and delete, and when a block is missing."""
         return self._ledger.take_changes()
 
     def write_budget_bytes(self) -> int | None:
@@ -318,16 +319,30 @@ class FileTier:
         return self._ledger.budget_left_bytes()
 
     def close(self) -> None:
-        """Finish what is queued and end the I/O threads. Safe to call twice."""
+        """Finish what is queued and end the I/O threads; none that hangs is waited for longer than `hang_s`.
+
+        The catalogue of a root in which something hangs stays open, until the process ends: it says what may yet happen
+        there. Safe to call twice.
+        """
         self._closed = True
-        if self._scrub is not None:
-            self._scrub.close()
-        if self._fast is not None:
-            self._fast.close()
-        for member in self._members:
-            member.readers.close()
-            member.writers.close()
-            member.root.close()
+        patience = Patience(self._hang_ns / 1e9)
+        hanging = self._scrub.close() if self._scrub is not None else []
+        at_root = {
+            member: [*member.readers.close(), *member.writers.close(), *self._end_fast(member)]
+            for member in self._members
+        }
+        hanging = patience.outlast(hanging)
+        for member, threads in at_root.items():
+            left = [*hanging, *patience.outlast(threads)]
+            left = left or patience.outlast([member.root.close()])
+            if left:
+                log.error(
+                    "root %s: %d threads still hang, %s among them: they are left behind",
+                    member.root.path, len(left), left[0].name,
+                )  # fmt: skip
+
+    def _end_fast(self, member: _Member) -> list[threading.Thread]:
+        return self._fast.close(member.position) if self._fast is not None else []
 
     def route(self, key: BlockKey) -> int:
         """A `Routed` tier: the position of the block's home among the roots."""
@@ -547,7 +562,6 @@ def _catalogue_settings(
             Limit.BUDGET_BYTES_PER_DAY: options.write_budget_bytes_per_day,
             Limit.ENDURANCE_BYTES: options.endurance_bytes,
         },
-        is_watched=True,
         progress=log_progress,
     )
 

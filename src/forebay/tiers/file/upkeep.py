@@ -36,7 +36,7 @@ class Upkeep:
             if self._opened is None:
                 settings = CatalogueSettings(
                     calls=REAL_CALLS, now_s=time.time, boot=boot_digest(), tenant=bytes(32), limits={},
-                    is_watched=False, progress=log_progress,
+                    progress=log_progress,
                 )  # fmt: skip
                 self._opened = Catalogue(self._root, settings)
             return self._opened

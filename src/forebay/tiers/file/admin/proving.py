@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.admin.looking import marked
 from forebay.tiers.file.checking import CheckReport, Finding, Tally, best_access, check_block, set_aside_by_reads
 from forebay.tiers.file.directio import Access, Scratch
-from forebay.tiers.file.lanes import Lanes
+from forebay.tiers.file.lanes import Lanes, Patience
 from forebay.tiers.file.scrub import Pace, Scrub, ScrubLimits
 from forebay.tiers.file.upkeep import Upkeep
 from forebay.types import BlockKey
@@ -19,7 +20,10 @@ from forebay.types import BlockKey
 Progress = Callable[[int, int], None]
 """Blocks and bytes so far."""
 
+log = logging.getLogger("forebay.tiers.file")
+
 _VERIFY_THREADS = 4
+_CLOSE_WITHIN_S = 10.0
 _BATCH_FILES = 256
 """Files between two calls of the progress callback."""
 
@@ -52,7 +56,8 @@ def verify(roots: Sequence[Path], progress: Progress = nobody) -> CheckReport:
                     progress(checked.blocks, checked.read_bytes)
                 checked.miscounted_blocks += upkeep.compare(sound)
     finally:
-        lanes.close()
+        if left := Patience(_CLOSE_WITHIN_S).outlast(lanes.close()):
+            log.error("%d reads still hang: they are left behind", len(left))
     return checked.report()
 
 

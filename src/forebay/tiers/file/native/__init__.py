@@ -176,16 +176,23 @@ class NativeLanes:
         if self.pool is None:
             raise OSError(ctypes.get_errno(), f"cannot start {threads} threads")
         self._gate = threading.Lock()
-        self._closed = False
+        self._closer: threading.Thread | None = None
         # the memory goes when nobody can call any more; a host that forgot to close must still be able to exit
         weakref.finalize(self, kernel.free, self.pool).atexit = False
 
-    def close(self) -> None:
-        """Finish what is queued and end the threads. Safe to call twice."""
+    def close(self) -> threading.Thread:
+        """Have the threads end after what is queued; returns the one that sees to it. Safe to call twice.
+
+        That one keeps this object, and so the memory that the threads use, for as long as they hang.
+        """
         with self._gate:
-            if not self._closed:
-                self._closed = True
-                self._kernel.close(self.pool)
+            if self._closer is None:
+                self._closer = threading.Thread(target=self._end, name="forebay-native-close", daemon=True)
+                self._closer.start()
+        return self._closer
+
+    def _end(self) -> None:
+        self._kernel.close(self.pool)
 
 
 @dataclass(frozen=True, slots=True)
