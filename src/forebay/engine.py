@@ -32,6 +32,7 @@ from forebay.types import (
     CopyState,
     DeviceBlock,
     Extent,
+    Happening,
     JobId,
     JobKind,
     JobResult,
@@ -342,6 +343,10 @@ class Engine:
     def channels(self) -> tuple[ChannelView, ...]:
         """Depth, queue and measured bandwidth of every place that has been read from."""
         return tuple(self._flow.channels())
+
+    def happened(self) -> Mapping[Happening, int]:
+        """What has happened to the places of the tiers since they were opened, how often: failures, hangs, damage."""
+        return self._stage.happened()
 
     # --- store
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from forebay.types import BlockKey, Change, DeviceBlock, Job, JobResult, Outcome, Stored, StoredRun, TierSpec
+from forebay.types import BlockKey, Change, DeviceBlock, Happening, Job, JobResult, Outcome, Stored, StoredRun, TierSpec
 
 View = memoryview
 """A writable, C-contiguous byte view of one host slot: at least `block_bytes` long; bytes past that are scratch."""
@@ -80,6 +80,15 @@ class Metered(Protocol):
 
     def write_budget_bytes(self) -> int | None:
         """Bytes that may be written now, over all processes on the tier; None without a budget. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """A tier that counts what happens to its places."""
+
+    def happened(self) -> Mapping[Happening, int]:
+        """How often, since it was opened. Never blocks; any thread."""
         ...
 
 

@@ -23,6 +23,7 @@ from forebay.ports import (
     DevicePort,
     EvictionPolicy,
     Executor,
+    Observed,
     Routed,
     SeesLookups,
     Tier,
@@ -38,6 +39,7 @@ from forebay.types import (
     Channel,
     CopyState,
     DeviceBlock,
+    Happening,
     Job,
     JobId,
     JobKind,
@@ -246,6 +248,14 @@ class Stage:
         """Which of the tier's places a read of this block goes to; 0 for a tier that is one place."""
         routed = self._routed.get(tier)
         return routed.route(key) if routed is not None else 0
+
+    def happened(self) -> Mapping[Happening, int]:
+        """What has happened to the places of the tiers, how often."""
+        counted: dict[Happening, int] = {}
+        for tier in self.tiers.values():
+            if isinstance(tier, Observed):
+                counted.update(tier.happened())
+        return counted
 
     def read(self, channel: Channel, keys: Sequence[BlockKey], traffic: Traffic) -> Job:
         """The keys' host copies are FILLING, and their `route` is the channel's."""

@@ -135,6 +135,17 @@ class Change(NamedTuple):
     """It belongs to the tenant of this engine's namespace."""
 
 
+class Happening(NamedTuple):
+    """Something that befell one place of one tier."""
+
+    tier: str
+    place: str
+    """Such as the number of a root, from 0 in the order of the options."""
+    kind: str
+    """The name of an error (`EIO`, `ENOSPC`), `hung`, `stopped`, `vanished`, `returned`, a reason for which a file was
+    set aside, ..."""
+
+
 class Outcome(Enum):
     """What became of one block of a job."""
 

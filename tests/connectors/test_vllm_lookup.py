@@ -24,11 +24,12 @@ class Tier(memory.MemoryTier):
     def __init__(self) -> None:
         super().__init__(memory.Options(name="file", capacity_bytes=2**20), BLOCK_BYTES)
         self.asked = 0
-        self.open = threading.Event()
+        self.entered, self.open = threading.Event(), threading.Event()
         self.open.set()
         self.error: Exception | None = None
 
     def contains(self, keys: Sequence[BlockKey]) -> Sequence[bool]:
+        self.entered.set()
         self.open.wait()
         self.asked += len(keys)
         if self.error is not None:
@@ -162,6 +163,7 @@ def test_closing_does_not_wait_for_a_pool_that_hangs(
     world = World()
     world.tiers[0].open.clear()
     assert world.lookup.ask("r", PREFIX) is None
+    assert world.tiers[0].entered.wait(60)
     world.lookup.close()
     assert ["1 lookups still hang" in record.getMessage() for record in caplog.records] == [True]
     world.tiers[0].open.set()

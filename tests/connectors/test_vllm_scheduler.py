@@ -402,3 +402,17 @@ def test_a_broken_worker_ends_all_use_of_the_pool() -> None:
     world.side.apply(WorkerReport({}, broken=True), (), ())
     assert world.start(request) == 0
     assert world.step(request).stores == ()
+
+
+def test_the_workers_are_told_of_each_prompt_once() -> None:
+    world = World()
+    request = Request("r", 4 * B + 1, blocks=list(range(1, 6)))
+    world.side.matched_tokens(request, 0)
+    world.side.allocated(request, request.blocks, 0)
+    world.side.allocated(request, request.blocks, 0)  # it was preempted meanwhile
+    assert world.side.plan({}, lambda request_id: None).prompts == (tuple(request.block_hashes),)
+    assert world.side.plan({}, lambda request_id: None).prompts == ()
+    short = Request("short", B - 1, blocks=[9])
+    world.side.matched_tokens(short, 0)
+    world.side.allocated(short, short.blocks, 0)
+    assert world.side.plan({}, lambda request_id: None).prompts == ()

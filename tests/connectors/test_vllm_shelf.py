@@ -40,7 +40,7 @@ class World:
         self.clock = SimExecutor(lambda job: job_ns)
         self.totals = Totals()
         self.shelf = Shelf(
-            self.pool, tier or self.memory, LRU(), AdmitAll(), self.clock, self.totals.add,
+            self.pool, tier or self.memory, LRU, AdmitAll(), self.clock, self.totals.add,
             ShelfOptions(write_batch_blocks=4),
         )  # fmt: skip
         self._tasks = 0

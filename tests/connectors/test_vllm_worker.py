@@ -17,8 +17,10 @@ from forebay.events import Totals
 from forebay.executor import ThreadExecutor
 from forebay.hostpool import HostPool
 from forebay.keys import derived_key
+from forebay.policies import frugal
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.lru import LRU
+from forebay.ports import AdmissionPolicy
 from forebay.stage import Policies
 from forebay.tiers import memory
 from forebay.types import HOST, BlockKey
@@ -33,14 +35,16 @@ CONTENT = [torch.rand((2, 2, 4, 8)) for _ in range(BLOCKS)]
 class Worker:
     """A rank with one part. The device's blocks are `caches`."""
 
-    def __init__(self, *, slots: int = 64, tier: memory.MemoryTier | None = None) -> None:
+    def __init__(
+        self, *, slots: int = 64, tier: memory.MemoryTier | None = None, admission: AdmissionPolicy | None = None
+    ) -> None:
         self.caches = {f"layers.{i}": torch.zeros((BLOCKS, 2, 4, 8)) for i in range(2)}
         pages = find_pages(self.caches, list(self.caches), BLOCKS)
         pool = HostPool(slots, pages.block_bytes)
         self.tier = tier or memory.MemoryTier(memory.Options(capacity_bytes=2**24), pages.block_bytes)
         device = CpuDevice(pages, pool)
         self.totals, self.forgotten = Totals(), 0
-        policies = Policies({HOST: LRU(), "memory": LRU()}, AdmitAll())
+        policies = Policies({HOST: LRU(), "memory": LRU()}, admission or AdmitAll())
         self.engine = Engine(pool, {"memory": self.tier}, policies, device, ThreadExecutor(), self.totals.add)
         self.part = WorkerSide(self.engine, device, ROOT, self._forget, drain_s=30.0)
         self.side = RankSide([self.part])
@@ -237,3 +241,20 @@ def test_a_load_of_several_parts_ends_when_the_last_one_does() -> None:
     assert (ended.request_ids, failed) == ({"r"}, {22, 23})
     assert not side.take_ended_loads().request_ids
     side.close()
+
+
+def test_policies_hear_of_prompts_that_have_nothing_to_load() -> None:
+    """Else `frugal` would never see a prompt a second time, and would write none."""
+    worker = Worker(admission=frugal.build(frugal.Options(min_uses=2)))
+    names = tuple(NAMES[:4])
+    for number in (1, 2):
+        for block in range(4):
+            worker.fill(block, CONTENT[block])
+        worker.step(StepPlan(prompts=(names,), stores=(Store(number, names, (0, 1, 2, 3), 0),)))
+        worker.steps_until(lambda number=number: number in worker.released and worker.engine.idle)
+        assert worker.tier.contains([derived_key(ROOT, name) for name in names]) == [number == 2] * 4
+        worker.engine.drop_host_copies()
+    worker.step(StepPlan(prompts=(names,), loads=(Load(3, "r", names, (10, 11, 12, 13)),)))
+    worker.steps_until(lambda: not worker.part.open_loads)
+    assert torch.equal(worker.block(12), CONTENT[2])
+    worker.side.close()

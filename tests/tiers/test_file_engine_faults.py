@@ -10,7 +10,7 @@ import pytest
 from file_engine_kit import KEYS, Pool
 
 from forebay.events import Reason
-from forebay.types import HOST, BlockKey, JobKind, Outcome
+from forebay.types import HOST, BlockKey, Happening, JobKind, Outcome
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 WRITE_ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS]
@@ -103,6 +103,8 @@ def test_reads_that_fail_are_misses_and_stop_the_disk(pool: Pool) -> None:
     assert counted["stopped"] == 1
     assert counted["EIO"] >= 5
     assert events(pool)[0] == {}
+    assert pool.engine.happened()[Happening("file", "1", "stopped")] == 1
+    assert {event.place for event in pool.engine.happened()} == {"1"}
     mend(pool)
     pool.engine.drop_host_copies()
     pool.until(lambda: bool(pool.tier.contains(on_b[:1])[0]))

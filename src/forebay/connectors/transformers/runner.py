@@ -27,7 +27,7 @@ from forebay.hints import HintOptions, Hints
 from forebay.hostpool import HostPool
 from forebay.keys import Tokens, block_keys, token_ids
 from forebay.policies.lrfu import LRFU
-from forebay.types import Extent, Namespace, Pinned, Request
+from forebay.types import Extent, Happening, Namespace, Pinned, Request
 
 from .device import BlockShape, PagedDeviceCache
 from .facts import LoadedModel, cache_argument
@@ -155,6 +155,10 @@ class Runner:
     @property
     def counts(self) -> StoreCounts:
         return self.store.counts
+
+    def happened(self) -> Mapping[Happening, int]:
+        """What has happened to the disks since the runner was opened, how often: failures, hangs, damage."""
+        return self.store.engine.happened()
 
     def generate(
         self,

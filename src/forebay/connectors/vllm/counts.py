@@ -28,6 +28,7 @@ COUNTERS = (
     Metric("failed_blocks", "Blocks that a job did not get through.", ("place", "kind", "outcome")),
     Metric("dropped_blocks", "Blocks that left a place.", ("place", "reason")),
     Metric("refused_blocks", "Blocks that a place did not take when they were offered.", ("place", "reason")),
+    Metric("tier_events", "What happened to a root (by its place in the list), by kind.", ("tier", "root", "kind")),
     Metric("broken_workers", "Workers that stopped after a bug in Forebay."),
 )
 GAUGES = (Metric("queue", "Loads and stores under way, over all ranks.", ("what",)),)

@@ -55,6 +55,8 @@ class _Tracked:
     load: Load | None = None
     may_load: bool = True
     may_store: bool = True
+    announced: bool = False
+    """The workers were told of it."""
     salt: bytes = b""
     """What its blocks are named by besides vLLM's hash; empty for nothing."""
     adapter: Future[bytes | None] | None = None
@@ -117,6 +119,7 @@ class SchedulerSide:
         """Blocks that were not stored for want of time, oldest first: a request that finds them on the device offers
         them again, or the pool would lack the head of what follows."""
         self._loads: list[Load] = []
+        self._prompts: list[tuple[bytes, ...]] = []
         self._cancelled: list[int] = []
         self._forget = False
         self._pressed = False
@@ -165,6 +168,7 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
+        self._announce(tracked)
         if external_tokens == 0:
             if tracked.load is None:
                 self._lookup.drop(request.request_id)
@@ -178,6 +182,13 @@ class SchedulerSide:
         self._loads.append(load)
         self._lookup.drop(request.request_id)
         self.counts.hit_blocks += count
+
+    def _announce(self, tracked: _Tracked) -> None:
+        """Once, however often it is preempted; not if its blocks have no names that anybody else could use."""
+        if tracked.may_store and not tracked.announced and not self._broken:
+            tracked.announced = True
+            if names := _names(tracked, 0, len(tracked.request.block_hashes)):
+                self._prompts.append(names)
 
     def finished(self, request: Any) -> None:
         """The request has ended or was aborted; what it still loads or stores goes on without it."""
@@ -194,8 +205,11 @@ class SchedulerSide:
             store for request_id, tokens in scheduled.items() for store in self._store(request_id, tokens, block_ids_of)
         ]
         idle = not scheduled and (self._waiting_for_answers or bool(self._loading) or bool(self._held))
-        plan = StepPlan(tuple(self._loads), tuple(stores), tuple(self._cancelled), self._revoke(), self._forget, idle)
-        self._loads, self._cancelled = [], []
+        plan = StepPlan(
+            tuple(self._loads), tuple(stores), tuple(self._cancelled), self._revoke(), self._forget, idle,
+            tuple(self._prompts),
+        )  # fmt: skip
+        self._loads, self._cancelled, self._prompts = [], [], []
         self._forget = self._waiting_for_answers = False
         return plan
 

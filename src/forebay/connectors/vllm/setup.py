@@ -78,6 +78,10 @@ class WorkerStack:
             "loads|cut short": cut_short,
             "broken_workers": int(self.side.is_broken),
         }
+        for engine in self.engines:
+            for event, times in engine.happened().items():
+                name = f"tier_events|{event.tier}|{event.place}|{event.kind}"
+                sums[name] = sums.get(name, 0) + times
         numbers: dict[str, Any] = dict(self._changes.take(sums))
         seconds = self.side.take_load_seconds()
         if seconds:

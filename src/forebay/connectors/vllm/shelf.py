@@ -12,7 +12,7 @@ Forebay's host pool would: a block is in the pool while a task of the engine wor
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,7 +23,7 @@ from forebay.errors import InvariantBroken
 from forebay.events import EventSink, JobEnded, Reason
 from forebay.flow import FlowOptions
 from forebay.policies.lru import LRU
-from forebay.ports import AdmissionPolicy, EvictionPolicy, Executor, Tier
+from forebay.ports import AdmissionPolicy, EvictionPolicy, Executor, SeesLookups, Tier
 from forebay.stage import Policies, Stage
 from forebay.stores import StoreLimits, Stores
 from forebay.types import (
@@ -31,6 +31,7 @@ from forebay.types import (
     BlockKey,
     Channel,
     DeviceBlock,
+    Happening,
     Job,
     JobId,
     JobKind,
@@ -133,7 +134,7 @@ class Shelf:
         self,
         pool: RegionPool,
         tier: Tier,
-        eviction: EvictionPolicy,
+        make_eviction: Callable[[], EvictionPolicy],
         admission: AdmissionPolicy,
         executor: Executor,
         emit: EventSink,
@@ -142,7 +143,10 @@ class Shelf:
         """Takes the tier over, with all that it holds."""
         options = options or ShelfOptions()
         self._name, self._shared = tier.spec.name, tier.spec.shared
-        policies = Policies({HOST: LRU(), self._name: eviction}, admission)
+        eviction, ours = make_eviction(), dict[str, EvictionPolicy]()
+        if tier.spec.quota_bytes is not None:
+            ours[self._name] = make_eviction()
+        policies = Policies({HOST: LRU(), self._name: eviction}, admission, ours)
         self._stage = Stage(pool, {self._name: tier}, policies, _NoDevice(), executor, emit, 0.0, FlowOptions())
         limits = StoreLimits(
             batch_blocks=options.write_batch_blocks,
@@ -150,7 +154,7 @@ class Shelf:
             full_backoff_ns=int(options.full_backoff_s * 1e9),
         )
         self._stores = Stores(self._stage, limits)
-        self._pool, self._eviction, self._index = pool, eviction, self._stage.index
+        self._pool, self._eviction, self._index = pool, self._stage.eviction[self._name], self._stage.index
         self._writing: dict[BlockKey, _Task] = {}
         self._reads: dict[JobId, _Read] = {}
         self._ended: list[Ended] = []
@@ -227,7 +231,20 @@ class Shelf:
 
     def accessed(self, keys: Iterable[BlockKey]) -> None:
         """The engine used these blocks, in token order, wherever it had them."""
-        self._eviction.accessed(tuple(keys))
+        if not isinstance(self._eviction, SeesLookups):  # that hears of the whole prompt
+            self._eviction.accessed(tuple(keys))
+
+    def requested(self, prompt: Iterable[BlockKey]) -> None:
+        """A request has ended that used these blocks, all of its full ones in token order."""
+        keys = tuple(prompt)
+        if isinstance(self._eviction, SeesLookups):
+            self._eviction.requested(keys)
+        else:
+            self._eviction.accessed(keys)
+
+    def happened(self) -> Mapping[Happening, int]:
+        """What has happened to the tier's places, how often."""
+        return self._stage.happened()
 
     # --- progress
 

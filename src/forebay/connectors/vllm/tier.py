@@ -13,8 +13,9 @@ import inspect
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from vllm.config import VllmConfig
@@ -48,15 +49,13 @@ from forebay.connectors.vllm.options import GIB, digest_cache_path
 from forebay.connectors.vllm.region import HugePages, RegionPool
 from forebay.connectors.vllm.setup import join_logs
 from forebay.connectors.vllm.shelf import Presence, Shelf, ShelfOptions
-from forebay.connectors.vllm.tier_options import Eviction, TierOptions, read_tier_options
+from forebay.connectors.vllm.tier_options import TierOptions, make_eviction, read_tier_options
 from forebay.connectors.vllm.turns import ShortTurns
 from forebay.errors import ConfigError
 from forebay.events import Totals
 from forebay.executor import ThreadExecutor
 from forebay.keys import derived_key, namespace_key
-from forebay.policies import lrfu, lru
 from forebay.policies.admit_all import AdmitAll
-from forebay.ports import EvictionPolicy
 from forebay.types import BlockKey, JobKind, Namespace, Outcome, Slot
 
 log = logging.getLogger("forebay.connectors.vllm.tier")
@@ -75,13 +74,8 @@ class Metric:
     DROPPED = "vllm:forebay_tier_dropped_blocks"
     REFUSED = "vllm:forebay_tier_refused_blocks"
     USED = "vllm:forebay_tier_used_bytes"
+    EVENTS = "vllm:forebay_tier_events"
     OPEN_JOBS = "vllm:forebay_tier_open_jobs"
-
-
-_EVICTION: Mapping[Eviction, Callable[[], EvictionPolicy]] = {
-    Eviction.LRU: lambda: lru.build(lru.Options()),
-    Eviction.LRFU: lambda: lrfu.build(lrfu.Options()),
-}
 
 
 class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
@@ -139,7 +133,7 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         leaves the order to stores and loads.
         """
         positions: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
-        self.touch(sorted(positions, key=positions.__getitem__), req_context)
+        self._shelf.requested(map(self._block_key, sorted(positions, key=positions.__getitem__)))
 
     # --- jobs
 
@@ -190,6 +184,10 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
             Metric.DROPPED: OffloadingCounterMetadata("Blocks that left the tier, by reason.", ("reason",)),
             Metric.REFUSED: OffloadingCounterMetadata("Blocks that the tier did not take, by reason.", ("reason",)),
             Metric.USED: OffloadingGaugeMetadata("Bytes that blocks occupy in the pool, headers included."),
+            Metric.EVENTS: OffloadingCounterMetadata(
+                "What happened to a root of the pool (by its place in the list), by kind: EIO, hung, vanished, ...",
+                ("root", "kind"),
+            ),
             Metric.OPEN_JOBS: OffloadingGaugeMetadata("Jobs in flight or in the queue: reads, writes, lookups."),
         }
 
@@ -197,6 +195,8 @@ class ForebayTier(SecondaryTierManager):  # type: ignore[misc,unused-ignore]
         """What has changed since the last call, which comes every step."""
         stats = OffloadingConnectorStats()
         counted = _counted(self._totals)
+        for event, times in self._shelf.happened().items():
+            counted[Metric.EVENTS, (event.place, event.kind)] += times
         for (name, labels), blocks in counted.items():
             if blocks > self._told[name, labels]:
                 stats.increase_counter(name, blocks - self._told[name, labels], labels)
@@ -284,7 +284,7 @@ def _open_shelf(options: TierOptions, namespace: Namespace, pool: RegionPool, to
     return Shelf(
         pool,
         tier,
-        _EVICTION[options.eviction](),
+        partial(make_eviction, options),
         AdmitAll(),
         ThreadExecutor(),
         totals.add,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, Literal
 
 import msgspec
 
+from forebay.assemble import Named, open_policy
 from forebay.connectors.vllm.options import IdentityOptions
 from forebay.errors import ConfigError
+from forebay.ports import EvictionPolicy
 
 _WHERE = "secondary_tiers, type forebay"
 _SET_HERE = {"roots", "capacity_bytes", "shared", "name", "host_bytes"}
 """Options of the file tier that follow from the tier's own."""
-
-
-class Eviction(Enum):
-    LRU = "lru"
-    LRFU = "lrfu"
 
 
 class TierOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,7 +27,8 @@ class TierOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_o
     shared: bool = True
     """Other engines use the pool too: what is not in the index may be there, and is asked for. Without it lookups are
     answered at once."""
-    eviction: Eviction = Eviction.LRU
+    eviction: str = "lru"
+    """An eviction policy: its module in `forebay.policies`, or the dotted path of one."""
     lookup_deadline_s: float = 0.25
     """How long a request waits to hear what other engines have stored, before it goes on with what is known."""
     turn_s: float = 0.0002
@@ -59,4 +56,17 @@ def read_tier_options(given: Mapping[str, Any]) -> TierOptions:
         raise ConfigError(f"{_WHERE}: 'lookup_deadline_s' and 'turn_s' must be 0 or more seconds")
     if taken := _SET_HERE & options.file.keys():
         raise ConfigError(f"{_WHERE}: {', '.join(sorted(taken))} cannot be set in 'file': leave it out there")
+    make_eviction(options)
     return options
+
+
+def make_eviction(options: TierOptions) -> EvictionPolicy:
+    """A new one. Raises ConfigError for a name that is none."""
+    try:
+        policy = open_policy(Named(kind=options.eviction))
+    except ConfigError as error:
+        raise ConfigError(f"{_WHERE}: 'eviction': {error}") from None
+    if not hasattr(policy, "victims"):
+        raise ConfigError(f"{_WHERE}: 'eviction': {options.eviction!a} is a policy of another kind")
+    eviction: EvictionPolicy = policy
+    return eviction

@@ -49,6 +49,9 @@ class StepPlan:
     """Delete whatever the pool holds of this model, before anything else."""
     idle: bool = False
     """The model computes nothing in this step."""
+    prompts: tuple[tuple[bytes, ...], ...] = ()
+    """Requests that have come, with all of their full blocks: policies learn from each once, whether or not something
+    is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

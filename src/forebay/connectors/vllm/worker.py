@@ -147,6 +147,8 @@ class WorkerSide:
             self._forget_stored()
         for number in plan.revoked:
             self._revoke(number)
+        for prompt in plan.prompts:
+            self._engine.announce(self._keys(prompt))
         for load in plan.loads:
             keys = self._keys(load.prefix)
             self._loads[str(load.number)] = _OpenLoad(load, keys, since_ns=self._engine.now_ns())
@@ -168,7 +170,8 @@ class WorkerSide:
         for number, open_load in list(self._loads.items()):
             if open_load.started:
                 continue
-            plan = self._engine.plan_load(Request(number, open_load.keys, extent=Extent.STORED))  # vLLM has settled it
+            request = Request(number, open_load.keys, announced=True, extent=Extent.STORED)  # vLLM has settled it
+            plan = self._engine.plan_load(request)
             if plan is None:
                 continue  # the tiers are being asked
             if plan.hit_blocks == 0:

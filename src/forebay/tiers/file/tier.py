@@ -33,7 +33,7 @@ from forebay.tiers.file.rebuild import log_progress
 from forebay.tiers.file.records import Limit
 from forebay.tiers.file.root import Durability, Root, RootSettings
 from forebay.tiers.file.scrub import BackgroundScrub, ScrubLimits
-from forebay.types import BlockKey, Change, Namespace, Outcome, Stored, StoredRun, TierSpec
+from forebay.types import BlockKey, Change, Happening, Namespace, Outcome, Stored, StoredRun, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
 
@@ -359,6 +359,14 @@ class FileTier:
     def describe(self) -> tuple[RootReport, ...]:
         """The path that each root really got, in the order of the options."""
         return tuple(_report(member) for member in self._members)
+
+    def happened(self) -> Mapping[Happening, int]:
+        """An `Observed` tier."""
+        return {
+            Happening(self.spec.name, str(member.position), kind): times
+            for member in self._members
+            for kind, times in member.root.health.events.items()
+        }
 
     def drop_page_cache(self) -> None:
         """Make the next read of every block of this namespace a cold one, as far as this system's cache goes."""
