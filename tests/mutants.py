@@ -1,6 +1,7 @@
 """Put known bugs back, one at a time, in a copy of the sources; the tests must catch each.
 
     python tests/mutants.py [NAME ...]
+    python tests/mutants.py --check      only see whether each of them still applies: in a moment, and without a test
 
 Each mutant is a bug that this code had, or that code like it had elsewhere. A mutant that no longer applies (its text
 is gone from the source) is an error too: then the list has to follow the code. Exits with 1 unless every one is caught.
@@ -259,6 +260,30 @@ MUTANTS = (
         "if entry.name[:-3] >= key_hex]",
         ("tests/tiers/test_file_scrub.py",),
     ),
+    Mutant(
+        "removal-not-announced", "tiers/file/catalogue.py",
+        "            self.intend(digest, keys)\n        lengths_bytes",
+        "            pass\n        lengths_bytes",
+        ("tests/tiers/test_file_killed.py",),
+    ),
+    Mutant(
+        "scrub-tells-nobody", "tiers/file/root.py",
+        "        return self.catalogue.removing(bytes.fromhex(file.namespace_hex), (file.key,))",
+        "        return contextlib.nullcontext()",
+        ("tests/tiers/test_file_told.py",),
+    ),
+    Mutant(
+        "what-a-root-holds-is-forgotten-with-it", "tiers/file/root.py",
+        "            self.catalogue.tell_held()",
+        "            pass",
+        ("tests/tiers/test_file_engine_faults.py",),
+    ),
+    Mutant(
+        "closing-waits-for-a-hung-disk", "tiers/file/lanes.py",
+        "            thread.join(max(_MOMENT_S, self._until_s - time.monotonic()))",
+        "            thread.join()",
+        ("tests/tiers/test_file_hung.py",),
+    ),
 )  # fmt: skip
 
 
@@ -280,13 +305,30 @@ def pytest_run(copy: Path, tests: tuple[str, ...]) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+def misfit(mutant: Mutant) -> str:
+    """Why a mutant does not apply to these sources; empty when it does."""
+    path = ROOT / "src" / "forebay" / mutant.file
+    found = path.read_text().count(mutant.before) if path.exists() else 0
+    if found != 1:
+        return f"mutant {mutant.name}: its text stands {found} times in {mutant.file}, not once"
+    missing = [name for name in mutant.tests if not (ROOT / name).exists()]
+    return f"mutant {mutant.name}: there is no {', '.join(missing)}" if missing else ""
+
+
+def check() -> int:
+    troubles = [trouble for mutant in MUTANTS if (trouble := misfit(mutant))]
+    names = [mutant.name for mutant in MUTANTS]
+    troubles += [f"two mutants are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    print("\n".join(troubles) or f"all {len(MUTANTS)} mutants apply")
+    return 1 if troubles else 0
+
+
 def is_caught(mutant: Mutant, copy: Path) -> bool:
     """Whether the tests fail with this mutant in the copy of the sources; the copy is whole again afterwards."""
     path = copy / "src" / "forebay" / mutant.file
     original = path.read_text()
-    found = original.count(mutant.before)
-    if found != 1:
-        raise SystemExit(f"mutant {mutant.name}: its text stands {found} times in {mutant.file}, not once")
+    if trouble := misfit(mutant):
+        raise SystemExit(trouble)
     path.write_text(original.replace(mutant.before, mutant.after))
     try:
         return tests_fail(copy, mutant.tests)
@@ -295,6 +337,8 @@ def is_caught(mutant: Mutant, copy: Path) -> bool:
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        return check()
     chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
     missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="forebay-mutants-") as folder:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from forebay.assemble import StoreConfig, open_tiers
 from forebay.cli import run
 from forebay.errors import ConfigError
 from forebay.keys import block_keys, namespace_key
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, truth
+from forebay.testing.tier_contract import key_of, put
 from forebay.tiers import file
+from forebay.tiers.file import admin
 from forebay.types import Outcome
 
 Capture = pytest.CaptureFixture[str]
@@ -47,6 +50,35 @@ def test_stat(root: Path, capsys: Capture) -> None:
     assert run(["pool", "stat", "--json", str(root)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["roots"]
     assert (found["blocks"], found["stored_bytes"], found["set_aside_files"]) == (10, 10 * 8192, 0)
+
+
+def test_stat_tells_what_was_written_what_the_budget_leaves_and_when_the_drive_is_worn(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    config = StoreConfig.embedded(
+        roots, host_bytes=2**20, capacity_bytes=2**20, write_budget_bytes_per_day=20 * 8192,
+        endurance_bytes=1000 * 8192,
+    )  # fmt: skip
+    (tier,) = open_tiers(config, NAMESPACE).values()
+    put(tier, range(10), BLOCK_BYTES)
+    tier.delete([key_of(0)])
+    paths = [str(root) for root in roots]
+    assert run(["pool", "stat", "--json", *paths]) == 0
+    wear = json.loads(capsys.readouterr().out)["wear"]
+    assert (wear["written_bytes"], wear["today_bytes"], wear["budget_left_bytes"]) == (81920, 81920, 81920)
+    assert wear["days_to_rated_wear"] is None
+    assert run(["pool", "stat", *paths]) == 0
+    text = capsys.readouterr().out
+    assert "80.00 KiB left today of 160.00 KiB" in text
+    assert "not known in the first hour" in text
+    tier.close()
+    later = admin.wear(roots, wear["since_unix_s"] + 5 * 86_400.0)
+    assert (later.today_bytes, later.budget_left_bytes) == (0, 20 * 8192)
+    assert later.days_to_rated_wear == pytest.approx(5 * 99)
+    monkeypatch.setattr("time.time", lambda: wear["since_unix_s"] + 5 * 86_400.0)
+    assert run(["pool", "stat", *paths]) == 0
+    assert "in 495 days at this rate" in capsys.readouterr().out
 
 
 def test_ls_explains_the_namespace(root: Path, capsys: Capture) -> None:

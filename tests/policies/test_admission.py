@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import sys
@@ -19,11 +20,14 @@ from engine_world import PROMPT, World, make_world
 from forebay.bench.policy.replay import prompts_of, replay
 from forebay.errors import ConfigError
 from forebay.events import Dropped, Reason, Refused
+from forebay.keys import namespace_key
 from forebay.policies import frugal
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.frugal import Frugal, Options
 from forebay.policies.lru import LRU
 from forebay.ports import Tier
+from forebay.testing.schedule import NAMESPACE
+from forebay.tiers import file
 from forebay.tiers.memory import MemoryTier
 from forebay.types import HOST, BlockKey, JobKind, TierSpec
 from forebay.workloads import rag
@@ -184,3 +188,51 @@ def test_a_tier_without_a_budget_is_written_as_before() -> None:
     world = make_world()
     world.store(PROMPT)
     assert world.count(JobKind.WRITE, "disk") == len(PROMPT)
+
+
+def test_frugal_and_the_file_tiers_own_budget_together(tmp_path: Path) -> None:
+    """Prompts that come once cost no budget; what comes again is written until the day's bytes are spent, over a
+    restart too, and goes on at midnight."""
+    day_s, now_s, stored_bytes = 86_400, [86_400.0 * 20_000 + 60], 2 * 4096
+    options = file.Options(
+        roots=(file.RootOptions(path=str(tmp_path / "a")),), capacity_bytes=100 * stored_bytes,
+        write_budget_bytes_per_day=10 * stored_bytes,
+    )  # fmt: skip
+
+    def opened() -> World:
+        tier = file.FileTier(options, NAMESPACE, bytes(namespace_key(NAMESPACE)), now_s=lambda: now_s[0])
+        assert tier.spec.stored_bytes == stored_bytes
+        world = make_world(tiers={"file": 1}, wrap=lambda _: tier)
+        world.engine._stage.policies = dataclasses.replace(world.engine._stage.policies, admission=Frugal(Options()))
+        return world
+
+    def ask(world: World, prompt: Sequence[BlockKey]) -> None:
+        plan = world.plan("r", prompt)
+        world.engine.cancel_load("r")
+        world.store(prompt[plan.hit_blocks :])
+        world.engine._loads.advance()
+
+    def on_disk() -> int:
+        return len(list(tmp_path.rglob("*.kv")))
+
+    world = opened()
+    for start in range(0, 40, 8):
+        ask(world, PROMPT[start : start + 8])
+    assert on_disk() == 0
+    assert refused(world, Reason.NOT_ADMITTED) == 40
+    world.engine.announce(PROMPT[:16])
+    world.store(PROMPT[:16])
+    assert on_disk() == 10
+    assert refused(world, Reason.OVER_BUDGET) == 6
+    world.engine.close()
+    world = opened()
+    for _ in range(2):
+        world.engine.announce(PROMPT[:16])
+    world.store(PROMPT[:16])
+    assert on_disk() == 10, "the budget is the pool's, not the process's"
+    now_s[0] += day_s
+    world.engine.drop_host_copies()
+    world.store(PROMPT[10:16])
+    assert on_disk() == 16
+    world.engine.check_idle()
+    world.engine.close()

@@ -61,10 +61,10 @@ def _roots(command: Callable[..., Any]) -> Callable[..., Any]:
 @pool.command()
 @_roots
 def stat(paths: tuple[Path, ...], as_json: bool) -> int:
-    """What is in each root: blocks, bytes, damage set aside, free space."""
-    found = admin.stat(paths)
+    """What is in each root: blocks, bytes, damage set aside, free space. Then what was written, and the wear of it."""
+    found, worn = admin.stat(paths), admin.wear(paths, time.time())
     if as_json:
-        print_json({"roots": found})
+        print_json({"roots": found, "wear": worn})
         return 0
     for root in found:
         click.echo(foreign(root.root))
@@ -78,7 +78,19 @@ def stat(paths: tuple[Path, ...], as_json: bool) -> int:
         )
         click.echo(f"  free         {gib(root.free_bytes)} of {gib(root.file_system_bytes)}")
         click.echo(f"  identity     {root.root_id}, format version {root.format_version}")
+    _print_wear(worn)
     return 0
+
+
+def _print_wear(worn: admin.Wear) -> None:
+    since = time.strftime("%Y-%m-%d %H:%M", time.gmtime(worn.since_unix_s))
+    click.echo(f"written        {gib(worn.written_bytes)} since {since} UTC, {gib(worn.today_bytes)} of it today")
+    if worn.budget_bytes_per_day is not None and worn.budget_left_bytes is not None:
+        click.echo(f"budget         {gib(worn.budget_left_bytes)} left today of {gib(worn.budget_bytes_per_day)}")
+    if worn.endurance_bytes is not None:
+        days = worn.days_to_rated_wear
+        when = "not known in the first hour" if days is None else f"in {days:,.0f} days at this rate"
+        click.echo(f"rated wear     {when}; the drives are rated for {gib(worn.endurance_bytes)}")
 
 
 @pool.command()

@@ -128,6 +128,11 @@ class Catalogue:
     def meter(self) -> Meter:
         return self._holdings.meter
 
+    @property
+    def limits(self) -> Mapping[Limit, int]:
+        """What the stores that opened it last were told to keep to."""
+        return self._holdings.limits
+
     def tenant_bytes(self, tenant: bytes) -> int:
         return self._holdings.tenant_bytes(tenant)
 

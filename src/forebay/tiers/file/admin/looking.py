@@ -10,7 +10,12 @@ from pathlib import Path
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
 from forebay.tiers.file.format import Shape
+from forebay.tiers.file.holdings import DAY_S
+from forebay.tiers.file.records import Limit
+from forebay.tiers.file.upkeep import Upkeep
 from forebay.types import Namespace
+
+_FIRST_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,24 @@ class RootStat:
     file_system_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wear:
+    """What all stores together have written to the roots given, and what they were told to keep to."""
+
+    written_bytes: int
+    since_unix_s: float
+    """Since when it is counted."""
+    today_bytes: int
+    """Since midnight (UTC)."""
+    budget_bytes_per_day: int | None
+    """None without a budget."""
+    budget_left_bytes: int | None
+    endurance_bytes: int | None
+    """What the drives are rated to take; None where nobody has said so."""
+    days_to_rated_wear: float | None
+    """At the rate of all the time since it is counted. None without a rating, and in the first hour."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceListing:
     """One namespace over all the roots."""
@@ -65,6 +88,36 @@ class NamespaceListing:
 def stat(roots: Sequence[Path]) -> tuple[RootStat, ...]:
     """What is in each root."""
     return tuple(_root_stat(root, marker) for root, marker in marked(roots))
+
+
+def wear(roots: Sequence[Path], now_unix_s: float) -> Wear:
+    """From the catalogues of the roots."""
+    written_bytes = today_bytes = 0
+    since_s: list[int] = []
+    limits: dict[Limit, int] = {}
+    for root, _ in marked(roots):
+        with Upkeep(root) as upkeep:
+            meter = upkeep.catalogue.meter
+            written_bytes += meter.written_bytes
+            today_bytes += meter.today(now_unix_s)
+            since_s.append(meter.since_s or int(now_unix_s))
+            for limit, amount in upkeep.catalogue.limits.items():
+                limits[limit] = max(amount, limits.get(limit, 0))
+    elapsed_s = now_unix_s - min(since_s)
+    budget_bytes = limits.get(Limit.BUDGET_BYTES_PER_DAY) or None
+    endurance_bytes = limits.get(Limit.ENDURANCE_BYTES) or None
+    days: float | None = None
+    if endurance_bytes is not None and written_bytes and elapsed_s >= _FIRST_HOUR_S:
+        days = max(0, endurance_bytes - written_bytes) / written_bytes * elapsed_s / DAY_S
+    return Wear(
+        written_bytes=written_bytes,
+        since_unix_s=min(since_s),
+        today_bytes=today_bytes,
+        budget_bytes_per_day=budget_bytes,
+        budget_left_bytes=None if budget_bytes is None else max(0, budget_bytes - today_bytes),
+        endurance_bytes=endurance_bytes,
+        days_to_rated_wear=days,
+    )
 
 
 def ls(roots: Sequence[Path]) -> tuple[NamespaceListing, ...]:

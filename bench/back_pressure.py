@@ -1,0 +1,161 @@
+"""What a disk that takes 2 s a write does to everybody else, in real time.
+
+    python bench/back_pressure.py ROOT [--seconds 10] [--offers 500] [--write-s 2] [--json]
+
+Two runs over one pool: reads alone, and the same reads while blocks are offered that the disk cannot take. Prints the
+blocks read a second in both, the p50, p99 and worst time of an offer, the host slots that stores ever held, and what
+was dropped. Exits with 1 when an offer's p99 is 1 ms or more, or reads keep less than 90 % of their idle rate. ROOT
+must be new or empty; each write of a block is held up by a wait below the file tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.engine import Engine
+from forebay.events import Totals
+from forebay.executor import ThreadExecutor
+from forebay.hostpool import HostPool
+from forebay.keys import block_keys, namespace_key
+from forebay.policies.admit_all import AdmitAll
+from forebay.policies.prefix_aware import Options as PrefixAwareOptions
+from forebay.policies.prefix_aware import build as prefix_aware
+from forebay.stage import Policies
+from forebay.tiers.file import FileTier, Options, RootOptions
+from forebay.tiers.file.directio import REAL_CALLS
+from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobResult, Namespace, Outcome, Request
+
+BLOCK_BYTES, SLOTS, PROMPT_BLOCKS, PROMPTS = 512 * 1024, 128, 16, 8
+NAMESPACE = Namespace(
+    model="back pressure", weights_digest="none", kv_dtype="uint8", rope="none", layers=1, kv_heads=1, head_dim=1,
+    block_tokens=4, block_bytes=BLOCK_BYTES, layout="bytes",
+)  # fmt: skip
+
+
+class Copies:
+    """A device whose copies cost nothing."""
+
+    def __init__(self) -> None:
+        self._ended: list[JobResult] = []
+
+    def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
+        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), 0, 0))
+
+    def poll(self) -> Sequence[JobResult]:
+        ended, self._ended = self._ended, []
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    read_blocks_per_s: float
+    offers: int
+    offer_p50_ms: float
+    offer_p99_ms: float
+    offer_most_ms: float
+    most_slots_of_stores: int
+
+
+class Bench:
+    def __init__(self, root: Path) -> None:
+        self._write_s = 0.0
+
+        def pwritev(descriptor: int, parts: Sequence[memoryview], at: int) -> int:
+            time.sleep(self._write_s)
+            return os.pwritev(descriptor, parts, at)
+
+        options = Options(roots=(RootOptions(path=str(root)),), capacity_bytes=2**34)
+        tier = FileTier(options, NAMESPACE, bytes(namespace_key(NAMESPACE)), replace(REAL_CALLS, pwritev=pwritev))
+        self.totals = Totals()
+        policies = Policies({place: prefix_aware(PrefixAwareOptions()) for place in (HOST, "file")}, AdmitAll())
+        self.engine = Engine(
+            HostPool(SLOTS, BLOCK_BYTES), {"file": tier}, policies, Copies(), ThreadExecutor(close_within_s=5.0),
+            self.totals.add,
+        )  # fmt: skip
+        self._prompts = [block_keys(NAMESPACE, [number] * (4 * PROMPT_BLOCKS)) for number in range(PROMPTS)]
+        self._loads = 0
+
+    def fill(self) -> None:
+        for prompt in self._prompts:
+            for key in prompt:
+                while not self.engine.offer([key], [DeviceBlock(0)]):
+                    self.engine.poll()
+            while not self.engine.idle:
+                self.engine.poll()
+                self.engine.wait(self.engine.now_ns() + 1_000_000)
+            self.engine.drop_host_copies()
+
+    def measure(self, seconds: float, offers_per_s: int, write_s: float) -> Measured:
+        """Read one prompt after the other, cold from the tier, and offer blocks evenly meanwhile."""
+        self._write_s = write_s
+        fresh = block_keys(NAMESPACE, [10_000 + int(write_s)] * (4 * int(offers_per_s * seconds)))
+        times_ns, reading, blocks, most_slots = list[int](), False, 0, 0
+        began_s = time.monotonic()
+        while (elapsed_s := time.monotonic() - began_s) < seconds:
+            for key in fresh[len(times_ns) : int(elapsed_s * offers_per_s)]:
+                times_ns.append(self._offer(key))
+            if not reading:
+                reading = self._start()
+            for loaded in self.engine.poll():
+                blocks, reading = blocks + loaded.blocks, False
+            most_slots = max(most_slots, len(self.engine._stores._in_transit))
+            self.engine.wait(self.engine.now_ns() + 500_000)
+        times_ns = sorted(times_ns) or [0]
+        return Measured(
+            read_blocks_per_s=blocks / seconds,
+            offers=len(times_ns),
+            offer_p50_ms=times_ns[len(times_ns) // 2] / 1e6,
+            offer_p99_ms=times_ns[len(times_ns) * 99 // 100] / 1e6,
+            offer_most_ms=times_ns[-1] / 1e6,
+            most_slots_of_stores=most_slots,
+        )
+
+    def _offer(self, key: BlockKey) -> int:
+        began_ns = time.perf_counter_ns()
+        self.engine.offer([key], [DeviceBlock(0)])
+        return time.perf_counter_ns() - began_ns
+
+    def _start(self) -> bool:
+        self._loads += 1
+        self.engine.drop_host_copies()
+        plan = self.engine.plan_load(Request(f"r{self._loads}", tuple(self._prompts[self._loads % PROMPTS])))
+        assert plan is not None
+        self.engine.start_load(plan, [DeviceBlock(i) for i in range(plan.hit_blocks)])
+        return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--offers", type=int, default=500)
+    parser.add_argument("--write-s", type=float, default=2.0)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    bench = Bench(chosen.root)
+    bench.fill()
+    idle = bench.measure(chosen.seconds, 0, 0.0)
+    busy = bench.measure(chosen.seconds, chosen.offers, chosen.write_s)
+    bench.engine.close()
+    kept = busy.read_blocks_per_s / idle.read_blocks_per_s
+    dropped = sum(bench.totals.refused.values())
+    if chosen.json:
+        print(json.dumps({"idle": dataclasses.asdict(idle), "busy": dataclasses.asdict(busy), "kept": kept,
+                          "dropped_blocks": dropped}))  # fmt: skip
+    else:
+        print(f"reads     {idle.read_blocks_per_s:.0f} blocks/s alone, {busy.read_blocks_per_s:.0f} beside, {kept:.1%}")
+        print(f"offers    {busy.offers}: p50 {busy.offer_p50_ms:.3f} ms, p99 {busy.offer_p99_ms:.3f}, "
+              f"worst {busy.offer_most_ms:.3f}")  # fmt: skip
+        print(f"queue     {busy.most_slots_of_stores} of {SLOTS} host slots at most; {dropped} blocks dropped, counted")
+    return 0 if busy.offer_p99_ms < 1.0 and kept >= 0.9 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
