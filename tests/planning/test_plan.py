@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from forebay.bench.calibration.model import DRAM_TIER_BYTES, KEPT_SHARE, NEW_TOKENS, SETUP_S, TP8
 from forebay.cli import cli
 from forebay.cli import run as run_cli
 from forebay.errors import ConfigError
@@ -25,6 +26,9 @@ from forebay.planning.report import encode_json, how_close, render_page
 from forebay.planning.results import Plan
 from forebay.planning.setting import read_setting
 from forebay.planning.storms import Medium, StormSpec, run_storm
+from forebay.sim import storm
+from forebay.sim.host import Hosting
+from forebay.sim.media import medium_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIG, EDGE, RACK = (EXAMPLES / name for name in ("480b-tp8.toml", "edge-box.toml", "rack.toml"))
@@ -50,7 +54,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "Llama-3.3-70B-Instruct"},
     "engine": {"prefill_tokens_per_s": 4000, "decode_step_ms": 20, "restore_setup_ms": 100},
     "fleet": {"gpus": 8, "tensor_parallel": 8},
-    "workload": {"sessions": 100, "context_tokens": 10_000, "concurrency": [8, 32]},
+    "workload": {"sessions": 100, "context_tokens": 10_000, "concurrency": [8, 16]},
     "candidates": [{"name": "one", "read": "7GB/s"}, {"name": "two", "read": "14GB/s"}],
 }
 
@@ -113,6 +117,23 @@ def test_volumes_and_staging_of_the_published_machine() -> None:
     assert plan.demand.held_staging_bytes == 32 * plan.volume.session_bytes
     assert plan.demand.mean_read_bytes_per_s == pytest.approx(0.4 * 7_671_382_016)
     assert "streaming only" in rules(plan)["staging"]
+
+
+def test_the_calibrated_simulator_comes_to_the_same() -> None:
+    """It has a profile in place of the plan's four figures, waves in a row, and what a wave leaves in DRAM."""
+    plan = example(BIG)
+    for name, medium in (("local NVMe", "nvme-gen4"), ("NVMe-oF, 1 port", "4*nvme-gen4@100gbe")):
+        calibrated = storm.run_storm(
+            storm.StormSpec(
+                profile=TP8, media=(medium_named(medium),), waves=(8, 16, 32), stored_tokens=30_208,
+                new_tokens=NEW_TOKENS, output_tokens=64, host_bytes=8 * round(KEPT_SHARE * DRAM_TIER_BYTES),
+                order=Order.INTERLEAVED, hosting=Hosting.BLOCKING, setup_s=SETUP_S,
+            )
+        )  # fmt: skip
+        for wave in calibrated.waves:
+            cell = plan.cell(name, wave.sessions)
+            assert cell.ttft_p50_s == pytest.approx(wave.ttft_at_s(0.5), rel=0.12)
+            assert cell.throughput_tok_s == pytest.approx(wave.tokens_per_s, rel=0.12)
 
 
 # ---- the other examples
@@ -185,7 +206,7 @@ def test_few_sessions_and_few_gpus_are_told_to_look_elsewhere_first() -> None:
 def test_a_sata_drive_takes_the_gain_away() -> None:
     sata = {"name": "sata", "kind": "sata", "read": "0.55GB/s"}
     plan = planned(candidates=[*BASE["candidates"], sata])
-    assert plan.cell("sata", 32).ttft_p50_s > 8 * plan.cell("one", 32).ttft_p50_s
+    assert plan.cell("sata", 16).ttft_p50_s > 8 * plan.cell("one", 16).ttft_p50_s
     assert "sata takes most of the gain away" in rules(plan)["SATA"]
     assert "SATA" not in rules(planned())
 
@@ -203,7 +224,7 @@ def test_the_narrower_of_link_and_drives_decides() -> None:
     far = {"name": "two", "kind": "network", "read": "14GB/s", "link": "5GB/s"}
     plan = planned(candidates=[BASE["candidates"][0], far])
     assert "the link decides: 5.0 GB/s of 14.0" in rules(plan)["check the network"]
-    assert plan.gain("two", 32).best < 0
+    assert plan.gain("two", 16).best < 0
     assert "check the network" not in rules(planned())
 
 
@@ -249,7 +270,7 @@ def test_media_by_name_by_curve_and_by_figures_are_alike(tmp_path: Path) -> None
         {"name": "curve", "curve": "curve.json"},
     ]
     plan = make_plan(msgspec.convert({**BASE, "candidates": ways}, PlanFile), tmp_path)
-    waits = {name: plan.cell(name, 32).ttft_p50_s for name in ("one", "named", "far", "curve")}
+    waits = {name: plan.cell(name, 16).ttft_p50_s for name in ("one", "named", "far", "curve")}
     assert waits["named"] == pytest.approx(waits["one"], rel=0.03)
     assert waits["curve"] == pytest.approx(waits["one"] * 6.9 / 7, rel=0.05)
     assert waits["far"] < 0.75 * waits["one"]
