@@ -12,6 +12,7 @@ from forebay.bench.calibration.hypotheses import asides, hypothesis_steps, try_h
 from forebay.bench.calibration.validate import steps, validate
 from forebay.cli.output import foreign
 from forebay.cli.progress import show_progress, terminable
+from forebay.cli.sim_replay import sim_replay
 from forebay.errors import ConfigError
 
 
@@ -47,3 +48,6 @@ def sim_validate(is_thorough: bool, as_json: bool, out: Path) -> int:
     files = report.write_files(found, out)
     click.echo(foreign(f"wrote {files[0]} and {files[1]}"), err=True)
     return 0 if found.validation.is_met else 1
+
+
+sim.add_command(sim_replay)

@@ -77,4 +77,5 @@ class Recency:
     def coldest(self) -> Iterator[BlockKey]:
         """From the coldest group to the hottest, in each from its last block to its first. For use without changes."""
         for group in self._groups:
-            yield from reversed(group.keys)
+            if group.keys:  # a small place has a thousand awaited groups before its coldest block
+                yield from reversed(group.keys)

@@ -18,6 +18,8 @@ from forebay.sim.profiles import EngineProfile
 from forebay.types import BlockKey, DeviceBlock, Request
 
 FAR_NS = 2**62
+_MOST_UNSTORED = 16
+"""Sessions that are over and whose blocks stay on the device until the engine takes them."""
 
 
 class Hosting(Enum):
@@ -27,6 +29,14 @@ class Hosting(Enum):
     """It goes on with what is ready."""
     BLOCKING = "blocking"
     """It waits for all that were admitted to it, and so does every decode."""
+
+
+class Storing(Enum):
+    """What becomes of the blocks that a prefill has computed."""
+
+    NOTHING = "nothing"
+    OFFERED = "offered"
+    """They are offered to the engine until it has taken them, or others have to be offered."""
 
 
 @dataclass(slots=True)
@@ -77,10 +87,16 @@ class SimHost:
         hosting: Hosting = Hosting.OVERLAPPED,
         loads_at_once: int | None = None,
         speed: float = 1.0,
+        storing: Storing = Storing.NOTHING,
     ) -> None:
         """`speed`: of its prefill, to the profile's. `loads_at_once`: prefixes admitted to a step; None: all."""
         self._engine, self._profile, self._block_tokens = engine, profile, block_tokens
         self._hosting, self._loads_at_once, self._speed = hosting, loads_at_once, speed
+        self._storing = storing
+        self._unstored: deque[tuple[BlockKey, ...]] = deque()
+        """Blocks that the engine has not taken yet, by session."""
+        self.unstored_blocks = 0
+        """Given up: the engine did not take them before their device memory was needed."""
         self._arrived: deque[Session] = deque()
         self._loading: dict[str, Session] = {}
         self._ready: deque[Session] = deque()
@@ -93,7 +109,7 @@ class SimHost:
 
     @property
     def idle(self) -> bool:
-        return not (self._arrived or self._loading or self._ready or self._decoding)
+        return not (self._arrived or self._loading or self._ready or self._decoding or self._unstored)
 
     @property
     def wakes_ns(self) -> int:
@@ -105,6 +121,7 @@ class SimHost:
     def advance(self, now_ns: int) -> None:
         """Apply what has ended by now, and begin what can begin."""
         self._poll()
+        self._offer()
         if self._step_ends_ns is not None:
             if now_ns < self._step_ends_ns:
                 if self._hosting is Hosting.OVERLAPPED:
@@ -139,6 +156,17 @@ class SimHost:
                 self._ready.append(session)
         for plan in plans:
             self._engine.start_load(plan, [DeviceBlock(0)] * plan.hit_blocks)
+
+    def _offer(self) -> None:
+        while len(self._unstored) > _MOST_UNSTORED:
+            self.unstored_blocks += len(self._unstored.popleft())
+        while self._unstored:
+            keys = self._unstored[0]
+            taken = self._engine.offer(keys, [DeviceBlock(0)] * len(keys))
+            if taken < len(keys):
+                self._unstored[0] = keys[taken:]
+                return
+            self._unstored.popleft()
 
     def _begin_step(self, now_ns: int) -> None:
         chunks: list[_Chunk] = []
@@ -180,6 +208,8 @@ class SimHost:
                     session.prefill_ns,
                 )  # fmt: skip
                 session.first_token_ns = now_ns
+                if self._storing is Storing.OFFERED and len(session.keys) > session.loaded_blocks:
+                    self._unstored.append(session.keys[session.loaded_blocks :])
                 self._decoding.append(session)
                 self._emit(session, now_ns)
 
