@@ -36,7 +36,7 @@ def print_report(record: ReplayRecord, console: Console) -> None:
         f"{record.block_tokens} tokens; {record.accelerators} x {record.profile}"
     )
     table = Table(title=harmless(title), title_justify="left")
-    table.add_column("store")
+    table.add_column("store", overflow="fold", min_width=28)
     for name in ("hits", "of DRAM", "loaded", "TTFT p50", "p90", "p99", "read, peak", "written"):
         table.add_column(name, justify="right")
     for each in record.outcomes:
