@@ -70,7 +70,7 @@ def fill(root: Path, blocks: int) -> list[bytes]:
     noise = np.random.default_rng(7).bytes(32 * blocks)
     keys = [noise[at : at + 32] for at in range(0, len(noise), 32)]
     settings = catalogue.CatalogueSettings(
-        calls=REAL_CALLS, now_s=time.time, boot=catalogue.boot_digest(), tenant=bytes(32), limits={}, is_watched=False,
+        calls=REAL_CALLS, now_s=time.time, boot=catalogue.boot_digest(), tenant=bytes(32), limits={},
         progress=lambda root, blocks: None,
     )  # fmt: skip
     opened = catalogue.Catalogue(root, settings)
