@@ -194,7 +194,8 @@ class Background:
         assert self._paused.acquire(timeout=60)
         self._stop = True
         self._go.release()
-        self.scrub.close()
+        for thread in self.scrub.close():
+            thread.join(60)
 
 
 def test_the_background_scrub_paces_itself_and_rests_after_a_pass(root: Path) -> None:
