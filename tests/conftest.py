@@ -9,6 +9,8 @@ from hypothesis import settings
 
 from forebay.tiers.file.native.compile import HERE, LIBRARY, CannotCompile, compile_kernel, is_current
 
+pytest.register_assert_rewrite("forebay.testing.tier_contract")  # here, before any test imports it
+
 settings.register_profile("forebay", deadline=None)  # a busy machine is no failure
 settings.load_profile("forebay")
 

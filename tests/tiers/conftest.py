@@ -5,7 +5,7 @@ import pytest
 from forebay.tiers.file import Io
 from forebay.tiers.file.native import find_kernel
 
-pytest.register_assert_rewrite("forebay.testing.tier_contract", "file_tier_kit")
+pytest.register_assert_rewrite("file_tier_kit")
 import file_tier_kit  # noqa: E402
 
 
