@@ -99,6 +99,7 @@ def test_a_disk_that_hangs_costs_its_own_blocks_and_no_more(
 def test_an_engine_is_closed_although_its_disk_hangs(
     tmp_path: Path, io: Io, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     pool = open_pool(tmp_path, io, hang_s=0.2, close_within_s=0.2)
     hang = hang_reads(pool, pool.b, monkeypatch)
     assert pool.load(KEYS) < len(KEYS)
@@ -110,12 +111,13 @@ def test_an_engine_is_closed_although_its_disk_hangs(
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert sum("still hang in a tier" in line for line in lines) == 1
     hang.release()
-    assert_ended()
+    assert_ended(before)
 
 
 def test_a_write_that_hangs_does_not_hold_up_closing_and_is_counted_when_it_lands(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     hang = Hang()
     pool = Pool(tmp_path, hang_s=0.2, close_within_s=0.2)
     pool.strike = lambda call, path: hang() if call == "write" and path.startswith(str(pool.b)) else None
@@ -131,13 +133,13 @@ def test_a_write_that_hangs_does_not_hold_up_closing_and_is_counted_when_it_land
     assert other.used_bytes == stored_bytes, "what may yet land is counted"
     assert list(tmp_path.rglob("*.kv")) == []
     hang.release()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("forebay-file-write-"):  # the executor's: it settles what the tier's wrote
             thread.join(60)
     assert len(list(tmp_path.rglob("*.kv"))) == 1
     assert other.used_bytes == stored_bytes
     other.close()
-    assert_ended()
+    assert_ended(before)
 
 
 def close_hung(tier: FileTier, caplog: pytest.LogCaptureFixture, thread: str) -> None:
@@ -153,6 +155,7 @@ def close_hung(tier: FileTier, caplog: pytest.LogCaptureFixture, thread: str) ->
 def test_a_scrub_that_hangs_does_not_hold_up_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     hang = Hang()
     filling = open_tier(tmp_path / "a")
     write_all(filling, [1])
@@ -162,13 +165,14 @@ def test_a_scrub_that_hangs_does_not_hold_up_closing(
     assert hang.hanging.acquire(timeout=60)
     close_hung(tier, caplog, "forebay-scrub")
     hang.release()
-    assert_ended()
+    assert_ended(before)
 
 
 @needs_kernel
 def test_a_kernel_that_hangs_does_not_hold_up_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     tier, hang = open_tier(tmp_path / "a", io=Io.NATIVE, hang_s=0.2), Hang()
     assert tier._fast is not None
     kernel = tier._fast._kernel
@@ -181,12 +185,13 @@ def test_a_kernel_that_hangs_does_not_hold_up_closing(
     monkeypatch.setattr(kernel, "close", close)
     close_hung(tier, caplog, "forebay-native-close")
     hang.release()
-    assert_ended()
+    assert_ended(before)
 
 
 def test_a_catalogue_that_hangs_does_not_hold_up_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     tier, hang = open_tier(tmp_path / "a", hang_s=0.2), Hang()
     write_all(tier, [1])
     [member] = tier._members
@@ -194,19 +199,19 @@ def test_a_catalogue_that_hangs_does_not_hold_up_closing(
     monkeypatch.setattr(member.root.catalogue, "close", hang)
     close_hung(tier, caplog, "forebay-catalogue-close")
     hang.release()
-    assert_ended()
+    assert_ended(before)
     again = open_tier(tmp_path / "a")
     assert [stored.key for stored in again.scan()] == [key_of(1)]
     assert again.used_bytes == 4096 + -(-BLOCK_BYTES // 4096) * 4096
     again.close()
 
 
-def assert_ended() -> None:
-    """Whatever hung has ended by itself: no thread of ours is left."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("forebay"):
-            thread.join(60)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("forebay")]
+def assert_ended(before: set[threading.Thread]) -> None:
+    """Whatever hung has ended by itself: no thread is left but those that were there before."""
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(60)
+    assert not [thread.name for thread in started if thread.is_alive()]
 
 
 assert len(UNTOUCHED) == ENGINE_BLOCK_BYTES
