@@ -301,7 +301,7 @@ def test_a_stopped_root_is_tried_although_nobody_reads_there(pool: Pool) -> None
     tried = threading.Event()
     pool.strike = lambda call: tried.set() if call == "read" else None
     pool.now_ns = RETRY_NS
-    assert pool.contained(on_b[:1]) == {False}
+    pool.contained(on_b[:1])  # its answer depends on which is first, the lookup or the try that it starts
     assert tried.wait(60)
     assert pool.outcomes(pool.held(pool.a)) == {Outcome.OK}
     pool.tier.close()  # waits for the threads
