@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 # Any options for the demo, such as: make demo DEMO="--sessions 8 --tokens 6000"
 DEMO   ?=
+# A part of the known bugs: make mutants MUTANTS="--every 4", or names
+MUTANTS ?=
 
 ENGINES ?= .venv-vllm
 
@@ -50,7 +52,7 @@ bench: $(VENV)/.installed ## the benchmarks of bench/
 	$(BIN)/python bench/index_lookup.py
 
 mutants: $(VENV)/.installed ## put known bugs back one at a time; each must be caught
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 docs: $(VENV)/.installed ## serve the documentation locally
 	$(BIN)/mkdocs serve

@@ -1,6 +1,6 @@
 """Put known bugs back, one at a time, in a copy of the sources; the tests must catch each.
 
-    python tests/mutants.py [NAME ...]
+    python tests/mutants.py [--check | --every N | NAME ...]
     python tests/mutants.py --check      only see whether each of them still applies: in a moment, and without a test
 
 Each mutant is a bug that this code had, or that code like it had elsewhere. A mutant that no longer applies (its text
@@ -339,7 +339,10 @@ def is_caught(mutant: Mutant, copy: Path) -> bool:
 def main() -> int:
     if sys.argv[1:] == ["--check"]:
         return check()
-    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
+    if sys.argv[1:2] == ["--every"]:
+        chosen = list(MUTANTS[:: int(sys.argv[2])])
+    else:
+        chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
     missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="forebay-mutants-") as folder:
         copy = Path(folder)
