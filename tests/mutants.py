@@ -112,12 +112,6 @@ MUTANTS = (
         "return self.pool.slots",
     ),
     Mutant(
-        "pinned-slots-are-lent-again", "stage.py",
-        "return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)",
-        "return self.pool.slots - self._reserved_slots",
-        ("tests/test_pins.py",),
-    ),
-    Mutant(
         "evict-what-is-pinned", "stage.py",
         "            if self.pins.holds(key, place):",
         "            if False:",
@@ -144,7 +138,7 @@ MUTANTS = (
         "findings-of-late-reads-ignored", "stage.py",
         "            self.pool.give(slot)\n        self._believe(result)\n\n    def _believe",
         "            self.pool.give(slot)\n\n    def _believe",
-        ("tests/test_schedules.py",),
+        LATE,
     ),
     Mutant(
         "late-load-holds-its-blocks", "loads.py",

@@ -90,6 +90,18 @@ def test_late_data_never_reaches_a_block_that_was_filled_anew() -> None:
     world.engine.check()
 
 
+def test_what_a_late_read_found_out_is_believed() -> None:
+    world = make_world(options=OPTIONS)
+    world.store(PROMPT[:4])
+    world.engine.drop_host_copies()
+    world.tiers["disk"].delete(PROMPT[:1])
+    hang(world)
+    start(world, "hung", PROMPT[:4])
+    world.run_until(world.executor.now_ns() + 20 * HANG_NS)
+    assert world.engine.holds(PROMPT[:4]) == [False, True, True, True]
+    world.engine.check_idle()
+
+
 def test_a_block_that_another_tier_holds_too_comes_from_there() -> None:
     world = make_world(tiers={"disk": 100, "remote": 100}, options=OPTIONS)
     world.store(PROMPT)

@@ -117,10 +117,10 @@ def _load_limits(options: EngineOptions, pool: HostPool) -> LoadLimits:
     )
 
 
-def _store_limits(options: EngineOptions, usable_slots: int) -> StoreLimits:
+def _store_limits(options: EngineOptions) -> StoreLimits:
     return StoreLimits(
         batch_blocks=options.batch_blocks,
-        slots=max(1, math.ceil(usable_slots * options.write_queue_share)),
+        pool_share=options.write_queue_share,
         full_backoff_ns=int(options.full_backoff_s * 1e9),
     )
 
@@ -162,7 +162,7 @@ class Engine:
         )
         self._index, self._flow = self._stage.index, self._stage.flow
         self._loads = Loads(self._stage, _load_limits(options, pool))
-        self._stores = Stores(self._stage, _store_limits(options, self._stage.usable_slots))
+        self._stores = Stores(self._stage, _store_limits(options))
         self._at_close = at_close
         self._chooser: Chooser | None = None
         if block_tokens is not None:

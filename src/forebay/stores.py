@@ -7,6 +7,7 @@ host slots that stores may hold; past that an offer is refused, and costs a late
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,15 +37,15 @@ _MOST_JOBS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
     batch_blocks: int
-    slots: int
-    """Host slots that stores may hold at a time, and so the bound of the queues."""
+    pool_share: float
+    """Of the host slots that stores may use, how many they hold at a time: the bound of the queues."""
     full_backoff_ns: int
 
 
 class Stores:
     def __init__(self, stage: Stage, limits: StoreLimits) -> None:
         self._stage, self._index = stage, stage.index
-        self._most_slots = limits.slots
+        self._pool_share = limits.pool_share
         self._batch_blocks, self._full_backoff_ns = limits.batch_blocks, limits.full_backoff_ns
         self._queues: dict[str, dict[BlockKey, None]] = {name: {} for name in stage.order}
         """Blocks that wait to be written, by tier, first come first; each holds a pin on its host copy."""
@@ -262,7 +263,7 @@ class Stores:
 
     def _has_slot_for(self, key: BlockKey) -> bool:
         """Whether stores may hold one more slot, or hold this block's already."""
-        return key in self._in_transit or len(self._in_transit) < self._most_slots
+        return key in self._in_transit or len(self._in_transit) < math.ceil(self._stage.usable_slots * self._pool_share)
 
     def _let_go(self, key: BlockKey) -> None:
         self._in_transit[key] -= 1

@@ -150,7 +150,7 @@ class Shelf:
         self._stage = Stage(pool, {self._name: tier}, policies, _NoDevice(), executor, emit, 0.0, FlowOptions())
         limits = StoreLimits(
             batch_blocks=options.write_batch_blocks,
-            slots=self._stage.usable_slots,
+            pool_share=1.0,
             full_backoff_ns=int(options.full_backoff_s * 1e9),
         )
         self._stores = Stores(self._stage, limits)
