@@ -47,7 +47,7 @@ def read_blocks(world: World, prompt: Sequence[BlockKey], fresh: Sequence[BlockK
         most_held = max(most_held, len(stores._in_transit))
         most_queued = max(most_queued, sum(len(queue) for queue in stores._queues.values()))
         world.engine.wait(min(ends_ns, now_ns + SECOND_NS // OFFERS_PER_S))
-    assert most_queued <= most_held <= stores._most_slots < SLOTS, "the queue has a bound"
+    assert most_queued <= most_held <= stores.most_slots < SLOTS, "the queue has a bound"
     assert offered >= len(fresh) - 1
     return loaded
 

@@ -213,6 +213,11 @@ class Stores:
         return given_up
 
     @property
+    def most_slots(self) -> int:
+        """Host slots that stores may hold now, and so the bound of the queues."""
+        return math.ceil(self._stage.usable_slots * self._pool_share)
+
+    @property
     def queued(self) -> bool:
         """Writes wait for flow to let them go."""
         return any(self._queues.values())
@@ -263,7 +268,7 @@ class Stores:
 
     def _has_slot_for(self, key: BlockKey) -> bool:
         """Whether stores may hold one more slot, or hold this block's already."""
-        return key in self._in_transit or len(self._in_transit) < math.ceil(self._stage.usable_slots * self._pool_share)
+        return key in self._in_transit or len(self._in_transit) < self.most_slots
 
     def _let_go(self, key: BlockKey) -> None:
         self._in_transit[key] -= 1
