@@ -27,30 +27,17 @@ from forebay.keys import block_keys, namespace_key
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.prefix_aware import Options as PrefixAwareOptions
 from forebay.policies.prefix_aware import build as prefix_aware
+from forebay.sim.ghosts import GhostMemory
 from forebay.stage import Policies
 from forebay.tiers.file import FileTier, Options, RootOptions
 from forebay.tiers.file.directio import REAL_CALLS
-from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobResult, Namespace, Outcome, Request
+from forebay.types import HOST, BlockKey, DeviceBlock, Namespace, Request
 
 BLOCK_BYTES, SLOTS, PROMPT_BLOCKS, PROMPTS = 512 * 1024, 128, 16, 8
 NAMESPACE = Namespace(
     model="back pressure", weights_digest="none", kv_dtype="uint8", rope="none", layers=1, kv_heads=1, head_dim=1,
     block_tokens=4, block_bytes=BLOCK_BYTES, layout="bytes",
 )  # fmt: skip
-
-
-class Copies:
-    """A device whose copies cost nothing."""
-
-    def __init__(self) -> None:
-        self._ended: list[JobResult] = []
-
-    def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
-        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), 0, 0))
-
-    def poll(self) -> Sequence[JobResult]:
-        ended, self._ended = self._ended, []
-        return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +63,8 @@ class Bench:
         self.totals = Totals()
         policies = Policies({place: prefix_aware(PrefixAwareOptions()) for place in (HOST, "file")}, AdmitAll())
         self.engine = Engine(
-            HostPool(SLOTS, BLOCK_BYTES), {"file": tier}, policies, Copies(), ThreadExecutor(close_within_s=5.0),
-            self.totals.add,
+            HostPool(SLOTS, BLOCK_BYTES), {"file": tier}, policies, GhostMemory(time.monotonic_ns),
+            ThreadExecutor(close_within_s=5.0), self.totals.add,
         )  # fmt: skip
         self._prompts = [block_keys(NAMESPACE, [number] * (4 * PROMPT_BLOCKS)) for number in range(PROMPTS)]
         self._loads = 0

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.assemble import StoreConfig, open_engine
 from forebay.keys import block_keys, tenant_digest
 from forebay.sim.executor import SimExecutor
+from forebay.sim.ghosts import GhostMemory
 from forebay.testing.schedule import NAMESPACE
-from forebay.types import DeviceBlock, Job, JobResult, Outcome
+from forebay.types import DeviceBlock
 
 STORED_BYTES = 8192
-
-
-class Copies:
-    """A device whose copies are done at once."""
-
-    def __init__(self) -> None:
-        self._ended: list[JobResult] = []
-
-    def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
-        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), 0, 0))
-
-    def poll(self) -> Sequence[JobResult]:
-        ended, self._ended = self._ended, []
-        return ended
 
 
 def store(root: Path, tenant: str, tokens: range, quota_blocks: int) -> set[bytes]:
@@ -37,7 +23,8 @@ def store(root: Path, tenant: str, tokens: range, quota_blocks: int) -> set[byte
         [root], host_bytes=8 * 4096, capacity_bytes=100 * STORED_BYTES, shared=True,
         tenant_quota_bytes=quota_blocks * STORED_BYTES,
     )  # fmt: skip
-    engine = open_engine(config, namespace, lambda pool: Copies(), executor=SimExecutor(lambda job: 1000))
+    executor = SimExecutor(lambda job: 1000)
+    engine = open_engine(config, namespace, lambda pool: GhostMemory(executor.now_ns), executor=executor)
     for key in keys:
         assert engine.offer([key], [DeviceBlock(0)]) == 1
         while not engine.idle:

@@ -14,29 +14,16 @@ from forebay.assemble import StoreConfig, open_engine
 from forebay.engine import Engine
 from forebay.keys import block_keys, namespace_key
 from forebay.sim.executor import SimExecutor
+from forebay.sim.ghosts import GhostMemory
 from forebay.testing.schedule import NAMESPACE
 from forebay.testing.tier_contract import get, key_of, put
 from forebay.tiers.file import FileTier, admin
-from forebay.types import BlockKey, ChangeKind, DeviceBlock, Job, JobResult, Outcome, Request
+from forebay.types import BlockKey, ChangeKind, DeviceBlock, Outcome, Request
 
 STORED_BYTES = 8192
 CAPACITY_BLOCKS = 8
 KEYS = block_keys(NAMESPACE, list(range(20 * NAMESPACE.block_tokens)))
 DAMAGED, OLD = KEYS[0], KEYS[1]
-
-
-class Copies:
-    """A device whose copies are done at once."""
-
-    def __init__(self) -> None:
-        self._ended: list[JobResult] = []
-
-    def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
-        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), 0, 0))
-
-    def poll(self) -> Sequence[JobResult]:
-        ended, self._ended = self._ended, []
-        return ended
 
 
 class Store:
@@ -47,8 +34,9 @@ class Store:
             [root], host_bytes=4 * 4096, capacity_bytes=CAPACITY_BLOCKS * STORED_BYTES, **options
         )
         self.root = root
+        executor = SimExecutor(lambda job: 1000)
         self.engine: Engine = open_engine(
-            config, NAMESPACE, lambda pool: Copies(), executor=SimExecutor(lambda job: 1000)
+            config, NAMESPACE, lambda pool: GhostMemory(executor.now_ns), executor=executor
         )
         tier = self.engine._stage.tiers["file"]
         assert isinstance(tier, FileTier)

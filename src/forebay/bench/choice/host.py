@@ -17,6 +17,7 @@ from forebay.keys import block_keys
 from forebay.policies.admit_all import AdmitAll
 from forebay.policies.lru import LRU
 from forebay.sim.executor import SimExecutor
+from forebay.sim.ghosts import GhostMemory
 from forebay.stage import Policies
 from forebay.types import (
     HOST,
@@ -24,7 +25,6 @@ from forebay.types import (
     DeviceBlock,
     Extent,
     Job,
-    JobResult,
     Namespace,
     Outcome,
     Request,
@@ -116,20 +116,6 @@ class _Catalogue:
         """Nothing to release."""
 
 
-class _Memory:
-    """Device memory to which copies take no time."""
-
-    def __init__(self) -> None:
-        self._ended: list[JobResult] = []
-
-    def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
-        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), 0, 0))
-
-    def poll(self) -> Sequence[JobResult]:
-        ended, self._ended = self._ended, []
-        return ended
-
-
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     """Seconds until each session's first token, in the order of the requests."""
@@ -179,7 +165,7 @@ class Host:
             pool,
             self._tiers(),
             Policies({name: LRU() for name in (HOST, *costs)}, AdmitAll()),
-            _Memory(),
+            GhostMemory(self._executor.now_ns),
             self._executor,
             emit,
             options,
