@@ -154,8 +154,8 @@ MUTANTS = (
     ),
     Mutant(
         "credit-of-a-late-read-lost", "flow.py",
-        "        self._late[job.job_id] = job.channel\n        lane.in_flight[job.traffic] -= len(job.keys)",
-        "        self._late[job.job_id] = job.channel",
+        "        self._late.add(job.job_id)\n        lane.in_flight[job.traffic] -= len(job.keys)",
+        "        self._late.add(job.job_id)",
         ("tests/test_flow.py",),
     ),
     Mutant(

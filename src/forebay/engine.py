@@ -17,7 +17,7 @@ import msgspec
 
 from forebay.choice import ChoiceOptions, Chooser, Prefix, check_choice_options
 from forebay.errors import ConfigError, InvariantBroken
-from forebay.events import ChoiceReason, Chosen, EventSink, JobEnded, Planned, Reason
+from forebay.events import ChoiceReason, Chosen, EventSink, Planned, Reason
 from forebay.flow import ChannelView, FlowOptions, check_flow_options
 from forebay.hostpool import HostPool
 from forebay.loads import LoadLimits, Loads
@@ -417,7 +417,6 @@ class Engine:
     def poll(self) -> list[Loaded]:
         """Apply every job that has ended, start what became possible, and say which loads are over. Never blocks."""
         for result in self._stage.ended_jobs():
-            self._note(result)
             match result.job.kind:
                 case JobKind.READ:
                     self._stores.promote(self._loads.on_read(result), result.job.tier)
@@ -450,11 +449,6 @@ class Engine:
         """Let running jobs end, and close the tiers. Blocks that were not written by then are lost to later runs."""
         self._stage.close()
         self._at_close()
-
-    def _note(self, result: JobResult) -> None:
-        counts = Counter(result.outcomes[key] for key in result.job.keys)
-        outcomes = tuple(sorted(counts.items(), key=lambda item: item[0].value))
-        self._stage.emit(JobEnded(result.finished_ns, result.job, result.started_ns, outcomes))
 
     # --- the promises, for tests
 

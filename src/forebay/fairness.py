@@ -40,7 +40,7 @@ class FairSharing:
         self.level = 0.0
         """Bytes that a load present from the start would have got by now."""
         self._tags: list[tuple[float, str]] = []
-        """Heap of the imaginary loads that have not ended; entries of `_left` are skipped."""
+        """Heap of the imaginary loads that have not ended; those that `_present` does not confirm are skipped."""
         self._present: dict[str, float] = {}
 
     def enter(self, name: str, work_bytes: int) -> float:
@@ -74,7 +74,6 @@ class FairSharing:
 class _Waiting:
     """A transfer that has blocks to move."""
 
-    name: str
     traffic: Traffic
     rank: tuple[int, float, int]
     """(traffic, tag or deadline or bytes so far, number of the arrival)"""
@@ -100,7 +99,7 @@ class Queue:
             rank = math.inf if deadline_ns is None else float(deadline_ns)
         elif self._order is Order.FAIR_SOJOURN:
             rank = self._fair.enter(name, work_bytes) + work_bytes * self._stretch
-        waiting = _Waiting(name, traffic, (traffic.value, rank, self._arrivals), work_bytes)
+        waiting = _Waiting(traffic, (traffic.value, rank, self._arrivals), work_bytes)
         self._waiting[name] = waiting
         bisect.insort(self._ranks, (waiting.rank, name))
 

@@ -34,7 +34,7 @@ class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Blocks in flight on a channel until measurements say better."""
     most_depth_blocks: int = 256
     prefetch_share: float = 0.9
-    """Share of a channel's bandwidth that prefetches may take, and of the host pool that they may fill."""
+    """Share of a channel's bandwidth that prefetches may take."""
     write_share: float = 0.1
     """Share of a tier's bandwidth that writes keep while demand waits there. Without demand they have all of it."""
     retry_s: float = 1.0
@@ -123,7 +123,8 @@ class Flow:
         self._lanes: defaultdict[Channel, _Lane] = defaultdict(lambda: _Lane(options))
         self._rates: dict[tuple[str, Traffic], Rate] = {}
         self._write_shares: dict[str, Rate] = {}
-        self._late: dict[JobId, Channel] = {}
+        self._late: set[JobId] = set()
+        """Reads that nobody waits for any more and that have not ended."""
         self._assumed: dict[str, _Assumed] = {}
 
     # --- what is wanted
@@ -151,8 +152,7 @@ class Flow:
             free_blocks = 0
         elif lane.state is ChannelState.TRYING:
             free_blocks, batch_blocks = (0 if in_flight else 1), 1
-        held_back = lane.waiting[Traffic.DEMAND] or not self._share_allows(lane, now_ns)
-        if traffic is Traffic.PREFETCH and held_back:
+        if traffic is Traffic.PREFETCH and (lane.waiting[Traffic.DEMAND] or not self._share_allows(lane, now_ns)):
             free_blocks = 0
         rate = self._rates.get((channel.tier, traffic))
         if rate is not None and not rate.allows(now_ns):
@@ -221,7 +221,8 @@ class Flow:
         """A read has ended, in time or late."""
         job = result.job
         lane = self._lanes[job.channel]
-        if self._late.pop(job.job_id, None) is not None:
+        if job.job_id in self._late:
+            self._late.remove(job.job_id)
             self._reopen(lane)
             return
         lane.in_flight[job.traffic] -= len(job.keys)
@@ -247,7 +248,7 @@ class Flow:
     def given_up(self, job: Job) -> None:
         """Nobody waits for this read any more, for no fault of its channel."""
         lane = self._lanes[job.channel]
-        self._late[job.job_id] = job.channel
+        self._late.add(job.job_id)
         lane.in_flight[job.traffic] -= len(job.keys)
         lane.cost.stalled(is_idle=not lane.in_flight.total())
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from forebay.events import LoadEnded, PrefetchEnded, PrefetchFate, Reason
 from forebay.hedges import Hedges
 from forebay.planner import source_of
-from forebay.stage import Stage
+from forebay.stage import DISPROVED, Stage
 from forebay.types import (
     HOST,
     BlockKey,
@@ -43,11 +43,7 @@ from forebay.types import (
     Traffic,
 )
 
-_WITHDRAWN = {
-    Outcome.MISSING: Reason.MISSING,
-    Outcome.CORRUPT: Reason.CORRUPT,
-    Outcome.FAILED: Reason.UNREADABLE,
-}
+_WITHDRAWN = {**DISPROVED, Outcome.FAILED: Reason.UNREADABLE}
 """Outcomes of a read after which the tier may be known not to give the block."""
 
 _LATE_BY = 8

@@ -6,12 +6,13 @@ Every change to the index that frees or takes a slot, and every job, goes throug
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from forebay.errors import TierUnavailable
-from forebay.events import Dropped, EventSink, Overdue, Reason, Refused
+from forebay.events import Dropped, EventSink, JobEnded, Overdue, Reason, Refused
 from forebay.flow import Flow, FlowOptions
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
@@ -52,7 +53,7 @@ from forebay.types import (
 
 log = logging.getLogger("forebay.stage")
 
-_DISPROVED = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
+DISPROVED = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
 """Outcomes of a read after which the tier is known not to hold the block."""
 
 
@@ -336,7 +337,13 @@ class Stage:
             self.jobs.pop(job_id, None)  # a spare read is not among them
             if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
                 self._device_jobs -= 1
+            self._note(result)
             yield result
+
+    def _note(self, result: JobResult) -> None:
+        counts = Counter(result.outcomes[key] for key in result.job.keys)
+        outcomes = tuple(sorted(counts.items(), key=lambda item: item[0].value))
+        self.emit(JobEnded(result.finished_ns, result.job, result.started_ns, outcomes))
 
     def _end_stranded(self, result: JobResult) -> None:
         """What it brought is thrown away, but not what it found out."""
@@ -347,8 +354,8 @@ class Stage:
     def _believe(self, result: JobResult) -> None:
         """Nobody waited for this read; that a block is gone or damaged is a fact all the same."""
         for key, outcome in result.outcomes.items():
-            if outcome in _DISPROVED and self.index.is_ready(key, result.job.tier):
-                self.withdraw(key, result.job.tier, _DISPROVED[outcome])
+            if outcome in DISPROVED and self.index.is_ready(key, result.job.tier):
+                self.withdraw(key, result.job.tier, DISPROVED[outcome])
 
     def wait(self, until_ns: int) -> None:
         """Block until a job may have ended, or the clock reaches `until_ns`."""

@@ -11,7 +11,7 @@ Forebay's host pool would: a block is in the pool while a task of the engine wor
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,11 +20,11 @@ import msgspec
 
 from forebay.connectors.vllm.region import RegionPool
 from forebay.errors import InvariantBroken
-from forebay.events import EventSink, JobEnded, Reason
+from forebay.events import EventSink
 from forebay.flow import FlowOptions
 from forebay.policies.lru import LRU
 from forebay.ports import AdmissionPolicy, EvictionPolicy, Executor, SeesLookups, Tier
-from forebay.stage import Policies, Stage
+from forebay.stage import DISPROVED, Policies, Stage
 from forebay.stores import StoreLimits, Stores
 from forebay.types import (
     HOST,
@@ -40,9 +40,6 @@ from forebay.types import (
     Slot,
     Traffic,
 )
-
-_WITHDRAWN = {Outcome.MISSING: Reason.MISSING, Outcome.CORRUPT: Reason.CORRUPT}
-"""Outcomes of a read after which the tier is known not to hold the block."""
 
 
 class ShelfOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -251,7 +248,6 @@ class Shelf:
     def poll(self) -> list[Ended]:
         """Apply every job that has ended; returns the tasks that are over, each once."""
         for result in self._stage.ended_jobs():
-            self._note(result)
             match result.job.kind:
                 case JobKind.READ:
                     self._on_read(result)
@@ -301,8 +297,8 @@ class Shelf:
             if outcome is not Outcome.OK:
                 task.failed.add(key)
                 self._distrusted.note(key, now_ns)
-            if outcome in _WITHDRAWN and self._index.is_ready(key, self._name):
-                self._stage.withdraw(key, self._name, _WITHDRAWN[outcome])
+            if outcome in DISPROVED and self._index.is_ready(key, self._name):
+                self._stage.withdraw(key, self._name, DISPROVED[outcome])
         task.open_blocks -= len(result.job.keys)
         self._settle(task)
 
@@ -357,11 +353,6 @@ class Shelf:
     def _leave(self, slot: Slot | None) -> None:
         assert slot is not None
         self._pool.give(slot)
-
-    def _note(self, result: JobResult) -> None:
-        counts = Counter(result.outcomes[key] for key in result.job.keys)
-        outcomes = tuple(sorted(counts.items(), key=lambda item: item[0].value))
-        self._stage.emit(JobEnded(result.finished_ns, result.job, result.started_ns, outcomes))
 
     # --- the promises, for tests
 
