@@ -1,0 +1,1 @@
+"""Acceptance gates: limits that are stated beforehand, and verdicts that anybody can check."""
