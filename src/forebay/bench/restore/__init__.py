@@ -1,1 +1,1 @@
-"""Cold restore of long contexts, compared: computing again, a baseline medium, a candidate, and a pool that is shared."""
+"""Cold restore of long contexts, compared: computing again, a baseline, a candidate, and a pool that is shared."""
