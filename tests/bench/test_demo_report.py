@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from record_kit import record
 from rich.console import Console
 
-from forebay.bench.demo.page import axis_end, render_page
+from forebay.bench.demo.page import render_page
 from forebay.bench.demo.report import FIGURES, encode_json, exit_code, print_report, write_files
 from forebay.bench.demo.results import SCHEMA, Record
 from forebay.bench.evidence import Validity
+from forebay.bench.markup import axis_end
 from forebay.bench.units import harmless
 from forebay.errors import ConfigError
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forebay.bench.demo.page import axis_end
-from forebay.bench.units import bytes_text, harmless
+from forebay.bench.markup import axis_end, escaped
+from forebay.bench.units import bytes_text
 from forebay.planning.results import Cell, Plan
 
 _COLOURS = ("#1f6f8b", "#b5502b", "#3b8f5a", "#7a4f9a", "#a88a1c", "#55636f")
@@ -42,7 +41,7 @@ def render_picture(plan: Plan) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'role="img" font-family="system-ui, sans-serif" font-size="12" fill="#1d2730">\n'
-        f"<title>{_text(plan.name)}</title>\n<desc>{_text(described)}</desc>\n"
+        f"<title>{escaped(plan.name)}</title>\n<desc>{escaped(described)}</desc>\n"
         f'<rect width="{width}" height="{height}" fill="#fff" />\n{_legend(colours)}\n'
         + "\n".join((*placed, "</svg>\n"))
     )
@@ -53,7 +52,7 @@ def _legend(colours: dict[str, str]) -> str:
     for at, (name, colour) in enumerate(colours.items()):
         y = _LEGEND_ROW * (at + 1)
         parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + 24}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3" />')
-        parts.append(f'<text x="{_LEFT + 32}" y="{y + 4}">{_text(name)}</text>')
+        parts.append(f'<text x="{_LEFT + 32}" y="{y + 4}">{escaped(name)}</text>')
     y = _LEGEND_ROW * (len(colours) + 1)
     said = "lines: simulated, shared evenly; dashed: in order; rings: measured"
     parts.append(f'<text x="{_LEFT}" y="{y + 4}" fill="#55636f">{said}</text>')
@@ -111,7 +110,7 @@ def _hits(plan: Plan) -> str:
 def _panel(title: str, lines: Sequence[_Line], ticks: Sequence[tuple[float, str]], below: str) -> str:
     top = axis_end(max((value for line in lines for _, value in line.points), default=1.0))
     inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    parts = [f'<text x="{_LEFT}" y="24" font-weight="600">{_text(title)}</text>']
+    parts = [f'<text x="{_LEFT}" y="24" font-weight="600">{escaped(title)}</text>']
     for quarter in range(5):
         y = _TOP + inner_height * (1 - quarter / 4)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e8ec" />')
@@ -121,7 +120,8 @@ def _panel(title: str, lines: Sequence[_Line], ticks: Sequence[tuple[float, str]
     for place, label in ticks:
         x = _LEFT + inner_width * place
         parts.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#55636f">{_text(label)}</text>'
+            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#55636f">'
+            f"{escaped(label)}</text>"
         )
     middle = _LEFT + inner_width / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 8}" text-anchor="middle" fill="#55636f">{below}</text>')
@@ -141,7 +141,3 @@ def _drawn(line: _Line, placed: Sequence[tuple[float, float]]) -> list[str]:
     dashes = ' stroke-dasharray="4 4"' if line.is_dashed else ""
     dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}" />' for x, y in placed]
     return [f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dashes} />', *dots]
-
-
-def _text(text: str) -> str:
-    return html.escape(harmless(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.bench.files import write_whole
+from forebay.bench.markup import document, escaped, items
 from forebay.bench.units import NOTHING, bytes_text, encodable, harmless, seconds_text
 from forebay.planning.picture import render_picture
 from forebay.planning.results import Cell, Plan
@@ -201,41 +201,28 @@ def _money(amount: float | None, currency: str) -> str:
 def render_page(plan: Plan) -> str:
     """The whole page: well-formed XML as well as HTML, no script, nothing from elsewhere."""
     findings = "".join(
-        f'<p><strong>{_text(each.rule)}.</strong> {_text(each.text)}<br /><span class="source">{_text(each.source)}'
-        "</span></p>"
+        f"<p><strong>{escaped(each.rule)}.</strong> {escaped(each.text)}<br />"
+        f'<span class="source">{escaped(each.source)}</span></p>'
         for each in plan.findings
     )
-    reasons = "".join(f"<li>{_text(reason)}</li>" for reason in plan.reasons)
-    return "\n".join(
-        (
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8" />',
-            '<meta name="viewport" content="width=device-width, initial-scale=1" />',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\" />",
-            f"<title>{_text(plan.name)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{_text(plan.name)}</h1>",
-            f'<div class="advice"><strong>Take {_text(plan.recommended)}</strong><ul>{reasons}</ul></div>',
-            f'<div class="scroll">{render_picture(plan)}</div>',
-            f"<p>{_text(how_close(plan))}</p>",
-            *(_grid(grid) for grid in grids(plan)),
-            "<h2>Rules that apply</h2>",
-            findings,
-            f'<p class="source">{_text(plan.source)} Model: {_text(plan.volume.model_source)}. Forebay '
-            f"{_text(plan.version)}.</p>",
-            "</body></html>",
-            "",
-        )
+    body = (
+        f"<h1>{escaped(plan.name)}</h1>",
+        f'<div class="advice"><strong>Take {escaped(plan.recommended)}</strong><ul>{items(plan.reasons)}</ul></div>',
+        f'<div class="scroll">{render_picture(plan)}</div>',
+        f"<p>{escaped(how_close(plan))}</p>",
+        *(_grid(grid) for grid in grids(plan)),
+        "<h2>Rules that apply</h2>",
+        findings,
+        f'<p class="source">{escaped(plan.source)} Model: {escaped(plan.volume.model_source)}. Forebay '
+        f"{escaped(plan.version)}.</p>",
     )
+    return document(plan.name, _STYLE, body)
 
 
 def _grid(grid: Grid) -> str:
-    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in grid.columns)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows)
+    head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in grid.columns)
+    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows)
     return (
-        f'<h2>{_text(grid.title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}'
+        f'<h2>{escaped(grid.title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}'
         "</tbody></table></div>"
     )
-
-
-def _text(text: str) -> str:
-    return html.escape(harmless(text))

@@ -1,52 +1,21 @@
 """A record as one HTML page: no script, no network, nothing that is not in the record.
 
-Everything that goes in passes `_text`: the answers are a model's, and so are hostile until escaped.
+Everything that goes in passes `escaped`: the answers are a model's, and so are hostile until escaped.
 """
 
 from __future__ import annotations
 
-import html
-import math
-from collections.abc import Iterable
-
 from forebay.bench.demo.report import FIGURES, evidence_text, pool_text, verdict_lines
 from forebay.bench.demo.results import Record, Session, Way
 from forebay.bench.evidence import Validity
-from forebay.bench.units import bytes_text, harmless, seconds_text
+from forebay.bench.markup import STYLE, axis_end, document, escaped, items
+from forebay.bench.units import bytes_text, seconds_text
 
 _COLOURS = {Way.RECOMPUTE: "#b5502b", Way.DISK: "#1f6f8b", Way.DRAM: "#3b8f5a"}
 
 _STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 3rem; background: #fff; color: #1d2730;
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.55rem; line-height: 1.25; margin: .25rem 0 1rem; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid #d5dce2; padding-bottom: .25rem; }
-p { margin: .5rem 0; }
-.over { color: #55636f; margin: 0; font-size: .9rem; }
-.verdict { border-left: .4rem solid; border-radius: .2rem; padding: .6rem .9rem; margin: 1rem 0; }
-.valid { border-color: #3b8f5a; background: #eef7f1; }
-.invalid { border-color: #b3261e; background: #fdeeec; }
-.verdict ul { margin: .3rem 0 0; padding-left: 1.2rem; }
-svg { display: block; width: 100%; overflow: visible; }
-svg text { font-size: 14px; fill: #1d2730; }
-svg .strong { font-weight: 600; }
-svg .tick { font-size: 12px; fill: #55636f; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; overflow-wrap: normal; }
-th, td { padding: .35rem .5rem; border-bottom: 1px solid #e3e8ec; vertical-align: top; }
-th { text-align: left; font-weight: 600; }
-.figures td, .figures thead th { text-align: right; font-variant-numeric: tabular-nums; }
-.figures thead th:first-child { text-align: left; }
-.facts th { width: 11rem; font-weight: 400; color: #55636f; }
-.facts td { overflow-wrap: anywhere; }
 blockquote { margin: .4rem 0 1.2rem; padding: .5rem .9rem; background: #f5f7f9; border-left: .25rem solid #c3ccd4; }
 .question { font-weight: 600; margin: 1rem 0 0; }
-@media (max-width: 34rem) {
-  body { font-size: 15px; } h1 { font-size: 1.3rem; }
-  table { font-size: .82rem; } th, td { padding: .3rem .3rem; } .facts th { width: 7.5rem; }
-}
 """
 
 
@@ -54,7 +23,7 @@ def render_page(record: Record) -> str:
     """The whole page: well-formed XML as well as HTML."""
     body = (
         '<p class="over">Forebay demo</p>',
-        f"<h1>{_text(record.headline)}</h1>",
+        f"<h1>{escaped(record.headline)}</h1>",
         _verdict(record),
         "<h2>Time to the first token</h2>",
         _plot(record),
@@ -69,46 +38,22 @@ def render_page(record: Record) -> str:
         "<h2>How to read this</h2>",
         _how_to_read(record),
     )
-    return "\n".join(
-        (
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8" />',
-            '<meta name="viewport" content="width=device-width, initial-scale=1" />',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\" />",
-            "<title>Forebay demo</title>",
-            f"<style>{_STYLE}</style>",
-            "</head>",
-            "<body>",
-            *body,
-            "</body>",
-            "</html>",
-            "",
-        )
-    )
-
-
-def _text(value: object) -> str:
-    """Anything, as text that neither a browser nor an XML parser takes for more than that."""
-    return html.escape(harmless(str(value)), quote=True)
+    return document("Forebay demo", STYLE + _STYLE, body)
 
 
 def _verdict(record: Record) -> str:
     first, *reasons = verdict_lines(record)
     kind = "valid" if record.verdict.validity is Validity.VALID else "invalid"
     said = "the cold reads came from the device, and each way was what it is called" if not reasons else "because"
-    items = f"<ul>{_items(reasons)}</ul>" if reasons else ""
+    because = f"<ul>{items(reasons)}</ul>" if reasons else ""
     equal = (
         "The answers are equal in all ways, token for token."
         if record.tokens_equal
         else "<strong>The answers are not equal.</strong>"
     )
-    return f'<div class="verdict {kind}"><strong>{_text(first)}</strong>: {_text(said)}.{items}<p>{equal}</p></div>'
-
-
-def _items(lines: Iterable[str]) -> str:
-    return "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return (
+        f'<div class="verdict {kind}"><strong>{escaped(first)}</strong>: {escaped(said)}.{because}<p>{equal}</p></div>'
+    )
 
 
 # ---- the plot: positions in percent and text in pixels, so that it is as readable on a phone as on a desk
@@ -129,20 +74,20 @@ def _plot(record: Record) -> str:
     parts = [
         f'<svg role="img" height="{height}" aria-labelledby="plot-title plot-desc">',
         '<title id="plot-title">Time to the first token for each way, in seconds</title>',
-        f'<desc id="plot-desc">{_text(described)}.</desc>',
+        f'<desc id="plot-desc">{escaped(described)}.</desc>',
         *_axis(top_s, height - _AXIS_PIXELS),
     ]
     for row, summary in enumerate(record.summaries):
         top, colour = row * _ROW_PIXELS, _COLOURS[summary.way]
         parts += [
-            f'<text class="strong" x="0" y="{top + 18}">{_text(summary.way.label)}</text>',
-            f'<text x="100%" y="{top + 18}" text-anchor="end">p50 {_text(seconds_text(summary.ttft_p50_s))}</text>',
+            f'<text class="strong" x="0" y="{top + 18}">{escaped(summary.way.label)}</text>',
+            f'<text x="100%" y="{top + 18}" text-anchor="end">p50 {escaped(seconds_text(summary.ttft_p50_s))}</text>',
             f'<rect x="0" y="{top + 26}" width="{_percent(summary.ttft_p50_s, top_s)}" height="{_BAR_PIXELS}" '
             f'fill="{colour}" fill-opacity="0.35" />',
         ]
         parts += [
             f'<circle cx="{_percent(found.ttft_s, top_s)}" cy="{top + 26 + _BAR_PIXELS // 2}" r="4" fill="{colour}" '
-            f'stroke="#fff"><title>session {found.session}: {_text(seconds_text(found.ttft_s))}</title></circle>'
+            f'stroke="#fff"><title>session {found.session}: {escaped(seconds_text(found.ttft_s))}</title></circle>'
             for found in record.of(summary.way)
         ]
     return "\n".join((*parts, "</svg>", "<p class='over'>Bars: p50. Points: sessions. Linear, from 0.</p>"))
@@ -159,13 +104,6 @@ def _axis(top_s: float, bottom: int) -> list[str]:
     return parts
 
 
-def axis_end(largest: float) -> float:
-    """The smallest of 1, 2, 4, 6, 8, 10, 12, 16, 20 ... times a power of ten that is not below `largest`."""
-    power = 10.0 ** math.floor(math.log10(largest)) if largest > 0 else 1.0
-    steps = (1.0, 1.2, 1.6, 2.0, 2.4, 3.0, 4.0, 6.0, 8.0, 10.0)
-    return next(step * power for step in steps if step * power >= largest * (1 - 1e-12))
-
-
 def _percent(value_s: float, top_s: float) -> str:
     return f"{100 * value_s / top_s:.2f}%"
 
@@ -174,10 +112,10 @@ def _percent(value_s: float, top_s: float) -> str:
 
 
 def _figures(record: Record) -> str:
-    head = "".join(f'<th scope="col">{_text(summary.way.label)}</th>' for summary in record.summaries)
+    head = "".join(f'<th scope="col">{escaped(summary.way.label)}</th>' for summary in record.summaries)
     rows = "".join(
-        f'<tr><th scope="row">{_text(figure.name)}</th>'
-        + "".join(f"<td>{_text(figure.show(summary))}</td>" for summary in record.summaries)
+        f'<tr><th scope="row">{escaped(figure.name)}</th>'
+        + "".join(f"<td>{escaped(figure.show(summary))}</td>" for summary in record.summaries)
         + "</tr>"
         for figure in FIGURES
     )
@@ -189,12 +127,12 @@ def _figures(record: Record) -> str:
 
 
 def _sessions(record: Record) -> str:
-    head = "".join(f'<th scope="col">{_text(way.label)}</th>' for way in Way)
+    head = "".join(f'<th scope="col">{escaped(way.label)}</th>' for way in Way)
     rows = ""
     for session in record.sessions:
         found = {each.way: each for each in record.measurements if each.session == session.number}
-        cells = "".join(f"<td>{_text(seconds_text(found[way].ttft_s))}</td>" for way in Way)
-        rows += f'<tr><th scope="row">{session.number}. {_text(session.title)}</th>{cells}</tr>'
+        cells = "".join(f"<td>{escaped(seconds_text(found[way].ttft_s))}</td>" for way in Way)
+        rows += f'<tr><th scope="row">{session.number}. {escaped(session.title)}</th>{cells}</tr>'
     return (
         '<div class="scroll"><table class="figures">'
         f'<thead><tr><th scope="col">Session</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -210,15 +148,15 @@ def _answer(session: Session) -> str:
         "" if session.tokens_equal else " <strong>The ways gave different answers; this is the recomputed one.</strong>"
     )
     return (
-        f'<p class="question">{session.number}. {_text(session.question)}</p>'
-        f'<p class="over">after {session.document_tokens:,} tokens of: {_text(session.title)}.{equal}</p>'
-        f"<blockquote><bdi>{_text(session.answer) or '(nothing)'}</bdi></blockquote>"
+        f'<p class="question">{session.number}. {escaped(session.question)}</p>'
+        f'<p class="over">after {session.document_tokens:,} tokens of: {escaped(session.title)}.{equal}</p>'
+        f"<blockquote><bdi>{escaped(session.answer) or '(nothing)'}</bdi></blockquote>"
     )
 
 
 def _evidence(record: Record) -> str:
-    notes = _items((*record.notes, pool_text(record)))
-    return f"<p>{_text(evidence_text(record))}</p><h3>Notes</h3><ul>{notes}</ul>"
+    notes = items((*record.notes, pool_text(record)))
+    return f"<p>{escaped(evidence_text(record))}</p><h3>Notes</h3><ul>{notes}</ul>"
 
 
 def _environment(record: Record) -> str:
@@ -247,7 +185,9 @@ def _environment(record: Record) -> str:
         f"{seconds_text(record.durations.populate_s)} populating, "
         f"{seconds_text(record.durations.measure_s)} measuring",
     }
-    rows = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(fact)}</td></tr>' for name, fact in facts.items())
+    rows = "".join(
+        f'<tr><th scope="row">{escaped(name)}</th><td>{escaped(fact)}</td></tr>' for name, fact in facts.items()
+    )
     return f'<table class="facts"><tbody>{rows}</tbody></table>'
 
 
@@ -266,4 +206,4 @@ def _how_to_read(record: Record) -> str:
         "VALID means: both the process's and the block device's counters saw at least 95 % of the restored bytes read "
         "from the device, and every restored token came from where the way's name says.",
     )
-    return f"<ul>{_items(lines)}</ul>"
+    return f"<ul>{items(lines)}</ul>"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import math
 
+from forebay.bench.markup import escaped
 from forebay.bench.policy.record import BOUND, PolicyRecord, Row, Subject
-from forebay.bench.units import harmless
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _COLUMNS = 400, 270, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 16, 44, 44
@@ -40,7 +39,7 @@ def _legend(colours: dict[str, str]) -> list[str]:
     parts, x = [], float(_LEFT)
     for name, colour in colours.items():
         parts.append(f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="20" y2="20" stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{x + 28:.0f}" y="24" fill="#1d2730">{_text(name)}</text>')
+        parts.append(f'<text x="{x + 28:.0f}" y="24" fill="#1d2730">{escaped(name)}</text>')
         x += 48 + 7.2 * len(name)
     return parts
 
@@ -57,7 +56,7 @@ def _panel(subject: Subject, rows: list[Row], colours: dict[str, str]) -> list[s
     def down(rate: float) -> float:
         return _TOP + (1 - rate / top) * (_PANEL_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [f'<text x="{_LEFT}" y="28" font-weight="600" fill="#1d2730">{_text(subject.workload)}</text>']
+    parts = [f'<text x="{_LEFT}" y="28" font-weight="600" fill="#1d2730">{escaped(subject.workload)}</text>']
     for tick in range(5):
         rate = top * tick / 4
         parts.append(
@@ -84,7 +83,3 @@ def _panel(subject: Subject, rows: list[Row], colours: dict[str, str]) -> list[s
 
 def _short(blocks: int) -> str:
     return f"{blocks / 1000:.3g}k" if blocks >= 1000 else str(blocks)
-
-
-def _text(text: str) -> str:
-    return html.escape(harmless(text))

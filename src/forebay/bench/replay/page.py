@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 
-from forebay.bench.demo.page import axis_end
+from forebay.bench.markup import axis_end, document, escaped
 from forebay.bench.replay.results import Bin, Outcome, ReplayRecord
-from forebay.bench.units import bytes_text, harmless, seconds_text
+from forebay.bench.units import bytes_text, seconds_text
 
 _COLOURS = ("#1f6f8b", "#b5502b", "#3b8f5a", "#7a5ba6", "#b08a1e", "#4a6fb5", "#a6456f", "#5f6b73")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 880, 240, 70, 12, 34
@@ -27,12 +26,9 @@ Figure = Callable[[Bin], float | None]
 
 def render_page(record: ReplayRecord) -> str:
     parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        f"<title>{_text(record.workload)}, replayed</title>",
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>',
-        f"<h1>{_text(record.workload)} through the engine under virtual time</h1>",
+        f"<h1>{escaped(record.workload)} through the engine under virtual time</h1>",
         f"<p>{record.requests:,} requests, {record.distinct_blocks:,} distinct blocks of {record.block_tokens} "
-        f"tokens, on {record.accelerators} x {_text(record.profile)}, {record.pace:g} times as fast as recorded. The "
+        f"tokens, on {record.accelerators} x {escaped(record.profile)}, {record.pace:g} times as fast as recorded. The "
         "engine, its flow and its policies are the real ones; devices, accelerators and the clock are models, and "
         "decode is left out.</p>",
         _table(record.outcomes),
@@ -41,9 +37,8 @@ def render_page(record: ReplayRecord) -> str:
         *_plot(record, "Time to first token, p99", lambda each: each.ttft_p99_s, seconds_text),
         *_plot(record, "Read from disk", lambda each: each.read_bytes_per_s, _rate_text),
         *_plot(record, "Written to disk", lambda each: each.write_bytes_per_s, _rate_text),
-        "</body></html>\n",
     ]
-    return "\n".join(parts)
+    return document(f"{record.workload}, replayed", _STYLE, parts)
 
 
 def _hits(each: Bin) -> float | None:
@@ -52,10 +47,6 @@ def _hits(each: Bin) -> float | None:
 
 def _rate_text(bytes_per_s: float) -> str:
     return f"{bytes_text(bytes_per_s)}/s"
-
-
-def _text(value: str) -> str:
-    return html.escape(harmless(value))
 
 
 def _colour(number: int) -> str:
@@ -74,7 +65,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 def _row(number: int, each: Outcome) -> tuple[str, ...]:
     return (
-        f'<span class="key" style="background:{_colour(number)}"></span>{_text(each.variant.name)}',
+        f'<span class="key" style="background:{_colour(number)}"></span>{escaped(each.variant.name)}',
         f"{each.hit_share:.1%}",
         f"{each.dram_blocks / max(1, each.wanted_blocks):.1%}",
         f"{each.loaded_share:.1%}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from forebay.bench.demo.page import axis_end
+from forebay.bench.markup import axis_end
 from forebay.bench.storm.results import LABELS, ORDERED, SHARED, Storm, Wave
 from forebay.fairness import Order
 
