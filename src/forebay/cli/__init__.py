@@ -1,7 +1,7 @@
 """The `forebay` command. Thin: parse, call, render. A command returns its exit code.
 
-Exit codes: 0 done; 1 the answer is no (damage found, tokens differ); 2 a bad option, path or file, in one line on
-standard error; 3 the measurement is not valid; 130 interrupted; 141 the reader of the output has left.
+Exit codes: 0 done; 1 the answer is no (damage found, tokens differ, a gate failed); 2 a bad option, path or file, in
+one line on standard error; 3 the measurement is not valid; 130 interrupted; 141 the reader of the output has left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import click
 import forebay
 from forebay.bench.units import harmless
 from forebay.cli.bench import bench
+from forebay.cli.bundle import bundle
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.explain import explain
@@ -73,6 +74,7 @@ def cli(verbose: int) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(bundle)
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(explain)
