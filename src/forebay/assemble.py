@@ -182,6 +182,11 @@ def open_workload(named: Named) -> Workload:
     return workload
 
 
+def open_gate(named: Named) -> Any:
+    """A gate of `bench.gates` by name, ready to run. Raises ConfigError for unknown names and bad options."""
+    return _build("bench.gates", named)
+
+
 def _build(package: str, named: Named, *context: object) -> Any:
     module = _module(package, named.kind)
     try:

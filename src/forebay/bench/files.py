@@ -1,4 +1,4 @@
-"""Reports as files: whole, or not at all."""
+"""Reports as files: whole, or not at all, also after a crash of the machine."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # the name must not outlive a crash that the content does not
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only

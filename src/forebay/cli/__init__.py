@@ -23,6 +23,7 @@ from forebay.cli.bundle import bundle
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.explain import explain
+from forebay.cli.gate import gate
 from forebay.cli.output import one_line
 from forebay.cli.plan import plan
 from forebay.cli.pool import pool
@@ -78,6 +79,7 @@ cli.add_command(bundle)
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(explain)
+cli.add_command(gate)
 cli.add_command(plan)
 cli.add_command(pool)
 cli.add_command(sim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 
@@ -41,6 +42,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(name: str, measured: float | None, bound: Bound, limit: float, unit: str, *, invalid: str = "") -> Check:
     """Compare. INVALID without a sample, and where `invalid` says why the sample is not to be believed."""
+    if measured is not None and not math.isfinite(measured):
+        measured = None
     if invalid or measured is None:
         outcome = Outcome.INVALID
     else:
@@ -76,6 +79,17 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     """In the bundle, beside the record: what the checks stand on."""
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """A run was begun, or gone on with after it had been interrupted."""
+
+    at: str
+    """ISO 8601, UTC."""
+    boot: str
+    """The kernel's id of this boot: another one after a reboot. Empty where it does not say."""
+    forebay: str
+    """Version."""
+
+
 class GatesRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a plan."""
 
@@ -84,12 +98,20 @@ class GatesRecord(msgspec.Struct, frozen=True, kw_only=True):
     plan_text: str
     """The TOML as it was read, whole."""
     plan_sha256: str
+    planned: tuple[str, ...] = ()
+    """Every gate of the plan. Those without a result have not been run yet."""
     results: tuple[GateResult, ...]
+    starts: tuple[Start, ...] = ()
     environment: Environment
     command: tuple[str, ...]
 
     @property
+    def is_whole(self) -> bool:
+        """Every planned gate has a result."""
+        return {each.gate for each in self.results} >= set(self.planned)
+
+    @property
     def outcome(self) -> Outcome:
-        """FAIL before INVALID before PASS."""
-        found = {each.outcome for each in self.results}
+        """FAIL before INVALID before PASS. INVALID as long as a planned gate has no result."""
+        found = {each.outcome for each in self.results} | (set() if self.is_whole else {Outcome.INVALID})
         return next((each for each in (Outcome.FAIL, Outcome.INVALID, Outcome.PASS) if each in found), Outcome.INVALID)

@@ -1,0 +1,1 @@
+"""Gates for the tests of the framework, found by a dotted path."""
