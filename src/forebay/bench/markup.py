@@ -78,6 +78,6 @@ def items(lines: Iterable[str]) -> str:
 
 def axis_end(largest: float) -> float:
     """The smallest of 1, 1.2, 1.6, 2, 2.4, 3, 4, 6, 8, 10 times a power of ten that is not below `largest`."""
-    power = 10.0 ** math.floor(math.log10(largest)) if largest > 0 else 1.0
+    power = 10.0 ** max(-300, math.floor(math.log10(largest))) if largest > 0 else 1.0
     steps = (1.0, 1.2, 1.6, 2.0, 2.4, 3.0, 4.0, 6.0, 8.0, 10.0)
     return next(step * power for step in steps if step * power >= largest * (1 - 1e-12))

@@ -27,6 +27,7 @@ from forebay.cli.gate import gate
 from forebay.cli.output import one_line
 from forebay.cli.plan import plan
 from forebay.cli.pool import pool
+from forebay.cli.report import report
 from forebay.cli.sim import sim
 from forebay.cli.vllm_args import vllm_args
 from forebay.errors import ConfigError
@@ -82,6 +83,7 @@ cli.add_command(explain)
 cli.add_command(gate)
 cli.add_command(plan)
 cli.add_command(pool)
+cli.add_command(report)
 cli.add_command(sim)
 cli.add_command(vllm_args)
 

@@ -1,6 +1,4 @@
-"""A host engine with timed compute, over the real engine: it plans and loads prefixes, prefills in chunks, and decodes.
-
-It knows no clock: under virtual time it is a simulation, under the real one an emulated accelerator.
+"""A host engine under virtual time, over the real engine: it plans and loads prefixes, prefills in chunks, and decodes.
 
     arrived --admitted to a step--> loading --Loaded--> ready --chunks of prefill--> first token --decode--> done
 
@@ -148,11 +146,9 @@ class SimHost:
             return
         plans = []
         while self._arrived and (self._loads_at_once is None or len(self._loading) < self._loads_at_once):
-            session = self._arrived[0]
+            session = self._arrived.popleft()
             plan = self._engine.plan_load(Request(session.name, session.keys, tokens=session.prompt_tokens))
-            if plan is None:
-                break  # a shared tier is being asked
-            self._arrived.popleft()
+            assert plan is not None, "no tier here is shared"
             if plan.hit_blocks:
                 self._loading[session.name] = session
                 plans.append(plan)

@@ -1,0 +1,129 @@
+"""The parts of the report that tell of a plan's gates: each gate's verdict, and each check beside its limit."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+
+from forebay.bench.gates.verdicts import Check, GateResult, GatesRecord, Outcome
+from forebay.bench.markup import escaped
+from forebay.bench.report import texts
+from forebay.bench.report.tables import Row, foreign_items, table
+from forebay.bench.report.texts import Voice
+from forebay.bench.report.values import check_title, limit_text, measured_text, time_text
+from forebay.bench.units import NOTHING
+
+
+def gate_name(voice: Voice, gate: str) -> str:
+    known = texts.GATE_NAMES.get(gate)
+    return escaped(gate) if known is None else voice(known)
+
+
+def badge(voice: Voice, outcome: Outcome) -> str:
+    return f'<span class="badge {outcome.value}">{voice(texts.OUTCOMES[outcome])}</span>'
+
+
+def summary(voice: Voice, record: GatesRecord) -> str:
+    """A row a gate."""
+    heads = [voice(each) for each in (texts.GATE, texts.VERDICT, texts.CHECKS_PASSED, texts.BEGAN, texts.TOOK)]
+    rows = []
+    for result in record.results:
+        passed = sum(each.outcome is Outcome.PASS for each in result.checks)
+        rows.append(
+            Row(
+                gate_name(voice, result.gate),
+                (
+                    badge(voice, result.outcome),
+                    f"{passed} / {len(result.checks)}",
+                    escaped(time_text(result.began)),
+                    _duration(result),
+                ),
+            )
+        )
+    done = {result.gate for result in record.results}
+    rows += [
+        Row(gate_name(voice, gate), (voice(texts.NOT_RUN), "", "", "")) for gate in record.planned if gate not in done
+    ]
+    return table(heads, rows, "left") + _interruptions(voice, record)
+
+
+def _interruptions(voice: Voice, record: GatesRecord) -> str:
+    """When an interrupted run went on."""
+    found = ""
+    for before, start in pairwise(record.starts):
+        text = texts.AFTER_REBOOT if start.boot != before.boot else texts.WENT_ON_AT
+        found += f"<li>{voice(text, at=time_text(start.at), version=start.forebay)}</li>"
+    return f"<p>{voice(texts.WENT_ON)}</p><ul>{found}</ul>" if found else ""
+
+
+def _duration(result: GateResult) -> str:
+    """`72:00:05`, in hours; nothing if the record's times cannot be read."""
+    try:
+        took_s = (datetime.fromisoformat(result.ended) - datetime.fromisoformat(result.began)).total_seconds()
+    except (ValueError, TypeError):
+        return NOTHING
+    if took_s < 0:
+        return NOTHING
+    hours, rest_s = divmod(round(took_s), 3600)
+    return f"{hours}:{rest_s // 60:02}:{rest_s % 60:02}"
+
+
+def troubles(voice: Voice, record: GatesRecord) -> str:
+    """What did not pass, a line each, as items."""
+    found = []
+    for result in record.results:
+        if result.outcome is Outcome.PASS:
+            continue
+        name = gate_name(voice, result.gate)
+        lines = [_trouble(voice, each) for each in result.checks if each.outcome is not Outcome.PASS]
+        lines += [f'<span lang="en">{escaped(reason)}</span>' for reason in result.reasons]
+        if result.stopped_early:
+            lines.append(f'{voice(texts.STOPPED_EARLY)} <span lang="en">{escaped(result.stopped_early)}</span>')
+        if not lines:
+            lines.append(voice(texts.NO_CHECKS))
+        inner = "".join(f"<li>{line}</li>" for line in lines)
+        found.append(f"<li>{name}: {badge(voice, result.outcome)}<ul>{inner}</ul></li>")
+    return f"<ul>{''.join(found)}</ul>" if found else ""
+
+
+def _trouble(voice: Voice, check: Check) -> str:
+    text = texts.CHECK_WITHOUT_SAMPLE if check.measured is None else texts.CHECK_FOUND
+    said = voice(
+        text,
+        name=check_title(voice, check),
+        measured=measured_text(check, check.measured),
+        limit=limit_text(voice, check),
+    )
+    return f"{said} {badge(voice, check.outcome)}{_why(check)}"
+
+
+def _why(check: Check) -> str:
+    return f'<br /><span class="why" lang="en">{escaped(check.why)}</span>' if check.why else ""
+
+
+def checks(voice: Voice, record: GatesRecord) -> str:
+    """A table for each gate, with every check, and the files that it stands on."""
+    return "".join(_gate(voice, result) for result in record.results)
+
+
+def _gate(voice: Voice, result: GateResult) -> str:
+    parts = [f"<h3>{gate_name(voice, result.gate)} {badge(voice, result.outcome)}</h3>"]
+    if result.stopped_early:
+        parts.append(f'<p>{voice(texts.STOPPED_EARLY)} <span lang="en">{escaped(result.stopped_early)}</span></p>')
+    if result.checks:
+        heads = [voice(each) for each in (texts.CHECK, texts.MEASURED, texts.LIMIT, texts.VERDICT)]
+        parts.append(table(heads, (_check(voice, each) for each in result.checks), "left"))
+    else:
+        parts.append(f"<p>{voice(texts.NO_CHECKS)}</p>")
+    if result.reasons:
+        parts.append(f"<p>{voice(texts.REMARKS)}</p>{foreign_items(result.reasons)}")
+    if result.files:
+        named = ", ".join(f"<code>{escaped(file)}</code>" for file in result.files)
+        parts.append(f'<p class="small">{voice(texts.FILES)} {named}</p>')
+    return "".join(parts)
+
+
+def _check(voice: Voice, check: Check) -> Row:
+    name = f'{escaped(check_title(voice, check))}<br /><code class="small">{escaped(check.name)}</code>{_why(check)}'
+    measured, limit = measured_text(check, check.measured), limit_text(voice, check)
+    return Row(name, (escaped(measured), escaped(limit), badge(voice, check.outcome)))

@@ -1,0 +1,90 @@
+"""Records from files, and from bundles that verify: nothing of them is trusted before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from forebay.bench.bundle import BundleUnsound, Verification, read_member, verify_bundle
+from forebay.bench.gates.run import RECORD_NAME as GATES_NAME
+from forebay.bench.gates.verdicts import GatesRecord
+from forebay.bench.report.page import Contents
+from forebay.bench.restore.results import RestoreRecord
+from forebay.errors import ConfigError
+
+RESTORE_NAME = "restore.json"
+"""The last part of its name, in a bundle."""
+_MOST_BYTES = 512 * 2**20
+_ZIP_MAGIC = b"PK"
+
+
+class _Kind(msgspec.Struct):
+    """Enough of a record to know which one it is."""
+
+    plan_text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    cells: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_contents(paths: Sequence[Path]) -> Contents:
+    """Records of gates and of restores in JSON, or bundles of them.
+
+    Raises ConfigError for what is neither, and for more than one run of gates; BundleUnsound for a bundle that does
+    not verify.
+    """
+    records: list[GatesRecord | RestoreRecord] = []
+    proofs: list[Verification] = []
+    for path in paths:
+        text = _content(path)
+        if text.startswith(_ZIP_MAGIC):
+            proofs.append(verify_bundle(path))
+            records += _bundled(path, proofs[-1])
+        else:
+            records.append(decode_record(str(path), text))
+    gates = [each for each in records if isinstance(each, GatesRecord)]
+    if len(gates) > 1:
+        raise ConfigError("a report tells of one run of gates: give one record of gates, and make a page for each")
+    restores = tuple(each for each in records if isinstance(each, RestoreRecord))
+    return Contents(gates=gates[0] if gates else None, restores=restores, proofs=tuple(proofs))
+
+
+def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
+    """Raises ConfigError, with the file's name, for anything else."""
+    try:
+        kind = msgspec.json.decode(text, type=_Kind)
+        if kind.plan_text is not msgspec.UNSET:
+            return msgspec.json.decode(text, type=GatesRecord)
+        if kind.cells is not msgspec.UNSET:
+            return msgspec.json.decode(text, type=RestoreRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{name} is no record that this version can read: {error}") from None
+    raise ConfigError(f"{name} is no record of gates or of a restore benchmark: give a gates.json or a restore.json")
+
+
+def _bundled(path: Path, verified: Verification) -> list[GatesRecord | RestoreRecord]:
+    found = []
+    for each in verified.manifest.files:
+        if each.name.rpartition("/")[2] in (GATES_NAME, RESTORE_NAME):
+            text = read_member(path, each.name, _MOST_BYTES)
+            if hashlib.sha256(text).hexdigest() != each.sha256:
+                raise BundleUnsound(f"{path} changed while it was read")
+            found.append(decode_record(f"{path}: {each.name}", text))
+    if not found:
+        raise ConfigError(f"{path} holds no record to report on")
+    return found
+
+
+def _content(path: Path) -> bytes:
+    """Of a bundle, only its first bytes."""
+    try:
+        with path.open("rb") as file:
+            if (magic := file.read(len(_ZIP_MAGIC))) == _ZIP_MAGIC:
+                return magic
+            text = magic + file.read(_MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): name a record or a bundle") from None
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(f"{path} is too large for a record: it has more than {_MOST_BYTES} bytes")
+    return text

@@ -1,0 +1,38 @@
+"""Tables and lists of the report. What goes in is markup: escape before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forebay.bench.markup import escaped
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    head: str
+    cells: tuple[str, ...]
+
+
+def table(heads: Sequence[str], rows: Iterable[Row], kind: str = "figures") -> str:
+    """With a head above and one at the left; wider than the page, it scrolls by itself."""
+    above = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    body = "".join(
+        f'<tr><th scope="row">{row.head}</th>{"".join(f"<td>{cell}</td>" for cell in row.cells)}</tr>' for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{above}</tr></thead><tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def facts(rows: Mapping[str, str]) -> str:
+    """Names and what they are."""
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{fact}</td></tr>' for name, fact in rows.items())
+    return f'<table class="facts"><tbody>{body}</tbody></table>'
+
+
+def foreign_items(lines: Iterable[str]) -> str:
+    """Sentences of the record, which are in English whatever the page's language."""
+    found = "".join(f'<li lang="en">{escaped(line)}</li>' for line in lines)
+    return f"<ul>{found}</ul>" if found else ""
