@@ -175,7 +175,8 @@ def test_probe_tries_what_the_tier_will_do(tmp_path: Path) -> None:
     report = admin.probe(tmp_path)
     assert report.io is not None
     assert {item.name for item in report.items} == {
-        "directory", "writable", "medium", "direct I/O", "file locks", "space", "reads", "huge pages", "locked memory",
+        "directory", "writable", "medium", "direct I/O", "file locks", "space", "reads, writes", "huge pages",
+        "locked memory",
     }  # fmt: skip
     assert report.verdict is not Verdict.BAD
     assert report.free_bytes > 0

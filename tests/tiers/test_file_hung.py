@@ -18,7 +18,7 @@ from forebay.testing.schedule import BLOCK_BYTES as ENGINE_BLOCK_BYTES
 from forebay.testing.tier_contract import key_of
 from forebay.tiers.file import FileTier, Io, scrub
 from forebay.tiers.file.directio import REAL_CALLS
-from forebay.tiers.file.native import find_kernel
+from forebay.tiers.file.native import Task, find_kernel
 from forebay.types import HOST
 
 needs_kernel = pytest.mark.skipif(find_kernel().kernel is None, reason="no compiled kernel")
@@ -36,7 +36,7 @@ def open_pool(place: Path, io: Io, **options: object) -> Pool:
 def hang_reads(pool: Pool, root: Path, monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Reads of blocks there do not come back. The kernel's are held up where Python waits for them."""
     hang = Hang()
-    fast = pool.tier._fast
+    fast = pool.tier._fast_reads
     if fast is None:
 
         def strike(call: str, path: str) -> None:
@@ -50,7 +50,8 @@ def hang_reads(pool: Pool, root: Path, monkeypatch: pytest.MonkeyPatch) -> Hang:
 
     def watched(jobs: Any, count: int, trouble: object) -> Any:
         handle = start(jobs, count, trouble)
-        if any(jobs[i].paths[0].startswith(str(root).encode()) for i in range(count)):
+        reads = [jobs[i].paths[0] for i in range(count) if jobs[i].task != Task.PUBLISH]
+        if any(path.startswith(str(root).encode()) for path in reads):
             held.add(handle)
         return handle
 
@@ -174,12 +175,14 @@ def test_a_kernel_that_hangs_does_not_hold_up_closing(
 ) -> None:
     before = set(threading.enumerate())
     tier, hang = open_tier(tmp_path / "a", io=Io.NATIVE, hang_s=0.2), Hang()
-    assert tier._fast is not None
-    kernel = tier._fast._kernel
+    assert tier._fast_reads is not None
+    kernel, [lanes] = tier._fast_reads._kernel, tier._fast_reads._lanes
+    reads = lanes.pool
     end: Callable[[object], None] = kernel.close
 
     def close(pool: object) -> None:
-        hang()
+        if pool == reads:
+            hang()
         end(pool)
 
     monkeypatch.setattr(kernel, "close", close)

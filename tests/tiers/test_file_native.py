@@ -17,7 +17,7 @@ from file_tier_kit import BLOCK_BYTES, block_file, flip, open_tier
 
 from forebay.errors import ConfigError, TierUnavailable
 from forebay.testing.tier_contract import get, key_of, payload_of, put, slot
-from forebay.tiers.file import FileTier, Io, Verify, fastreads
+from forebay.tiers.file import FileTier, Io, Verify, fastpath
 from forebay.tiers.file.directio import REAL_CALLS
 from forebay.tiers.file.health import RootState
 from forebay.tiers.file.native import Found, find_kernel
@@ -146,7 +146,7 @@ def test_a_batch_that_hangs_is_told_from_a_slow_one(
         states.append(tier.describe()[0].state)
 
     kernel = SlowKernel([], look)
-    monkeypatch.setattr(fastreads, "find_kernel", lambda: Found(kernel, "slow"))  # type: ignore[arg-type]
+    monkeypatch.setattr(fastpath, "find_kernel", lambda: Found(kernel, "slow"))  # type: ignore[arg-type]
     tier = open_tier(tmp_path / "a", clock_ns=lambda: int(now_s[0] * 1e9), hang_s=10.0)
     put(tier, range(4), BLOCK_BYTES)
     kernel._looks.extend(looks)
@@ -171,26 +171,26 @@ def test_a_sound_block_speaks_for_the_device_and_an_unsound_one_says_nothing(tmp
     fail_once()
     assert tier.describe()[0].state is RootState.ONLINE
     block_file(tmp_path / "a", key_of(1)).unlink()
-    fast = tier._fast
+    fast = tier._fast_reads
     assert fast is not None
-    assert fast.read([0], [key_of(1)], [slot(BLOCK_BYTES)]) == []
+    assert fast.move([0], [key_of(1)], [slot(BLOCK_BYTES)]) == []
     fail_once()
     assert tier.describe()[0].state is RootState.STOPPED
-    assert fast.read([0], [key_of(2)], [slot(BLOCK_BYTES)]) == []  # left to Python, which asks the breaker
+    assert fast.move([0], [key_of(2)], [slot(BLOCK_BYTES)]) == []  # left to Python, which asks the breaker
     tier.close()
 
 
 def test_without_a_kernel_reads_go_through_python_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fastreads, "find_kernel", lambda: NO_KERNEL)
+    monkeypatch.setattr(fastpath, "find_kernel", lambda: NO_KERNEL)
     with caplog.at_level(logging.WARNING):
         tier = open_tier(tmp_path / "a", io=Io.AUTO)
     [line] = [record.getMessage() for record in caplog.records]
     assert NO_KERNEL.words in line
     put(tier, [1], BLOCK_BYTES)
     assert get(tier, 1, BLOCK_BYTES) == payload_of(1, BLOCK_BYTES)
-    assert tier.reads() == fastreads.ReadsReport(Io.PYTHON, NO_KERNEL.words)
+    assert tier.reads() == fastpath.PathReport(Io.PYTHON, NO_KERNEL.words)
     tier.close()
     with pytest.raises(ConfigError, match="io = 'native', but there is none"):
         open_tier(tmp_path / "a", io=Io.NATIVE)
@@ -219,7 +219,7 @@ def test_no_compiler_and_a_broken_one(tmp_path: Path) -> None:
 
 
 def test_doctor_says_who_reads(tmp_path: Path) -> None:
-    [item] = [item for item in probe(tmp_path).items if item.name == "reads"]
+    [item] = [item for item in probe(tmp_path).items if item.name == "reads, writes"]
     there = find_kernel().kernel is not None
     assert (item.verdict is Verdict.OK) == there
     assert ("kernel.so" in item.words) == there

@@ -2,7 +2,7 @@
 
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.directio import DirectMode
-from forebay.tiers.file.fastreads import Io, ReadsReport
+from forebay.tiers.file.fastpath import Io, PathReport
 from forebay.tiers.file.root import Durability
 from forebay.tiers.file.tier import FileTier, Options, RootOptions, RootReport, build
 
@@ -12,7 +12,7 @@ __all__ = [
     "FileTier",
     "Io",
     "Options",
-    "ReadsReport",
+    "PathReport",
     "RootOptions",
     "RootReport",
     "Verify",

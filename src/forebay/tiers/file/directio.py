@@ -91,6 +91,8 @@ class IoPath:
     alignment_bytes: int | None
     """What the file system itself asks for (statx DIOALIGN); None where it does not say. Always given PAGE_BYTES."""
     locks: Locks
+    has_unnamed: bool = False
+    """Files can be made without a name and be given one when they are whole (O_TMPFILE, and a link through /proc)."""
 
 
 class Scratch:
@@ -133,6 +135,9 @@ class Temp:
     descriptor: int
     locks: Locks
 
+
+UNNAMED = os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opened with these, a directory gives a new file without a name, which is gone with its last descriptor."""
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
@@ -231,7 +236,25 @@ def _try_access(calls: Calls, directory: str, access: Access, reason: str) -> Io
         os.close(temp.descriptor)
     if written != PAGE_BYTES or got != PAGE_BYTES or page != back:
         raise OSError(errno.EIO, "a page did not read back as it was written", directory)
-    return IoPath(access, reason, alignment_bytes, temp.locks)
+    return IoPath(access, reason, alignment_bytes, temp.locks, _has_unnamed(directory, access))
+
+
+def _has_unnamed(directory: str, access: Access) -> bool:
+    """Whether a file without a name can be made here, and given one, as the compiled kernel does with blocks."""
+    path = f"{directory}/trial.{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(directory, UNNAMED | access.open_flags, 0o600)
+    except OSError:
+        return False
+    try:
+        # a directory that is not used, since the path is absolute: only with one is the link in /proc followed
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    remove_if_there(path)
+    return True
 
 
 _AT_EMPTY_PATH = 0x1000

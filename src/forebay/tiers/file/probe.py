@@ -95,7 +95,7 @@ def probe(path: Path, calls: Calls = REAL_CALLS) -> ProbeReport:
         items += [_direct_item(trial.io), _locks_item(trial.io)]
     if space is not None:
         items.append(_space_item(space))
-    items += [_reads_item(), _huge_pages_item(huge_pages), _memlock_item(memlock_bytes)]
+    items += [_kernel_item(trial.io), _huge_pages_item(huge_pages), _memlock_item(memlock_bytes)]
     return ProbeReport(
         path=str(asked),
         tried=str(directory),
@@ -171,11 +171,14 @@ def _space_item(space: os.statvfs_result) -> ProbeItem:
     return ProbeItem("space", verdict, f"{free_bytes / 2**30:.1f} of {all_bytes / 2**30:.1f} GiB free")
 
 
-def _reads_item() -> ProbeItem:
+def _kernel_item(io: IoPath | None) -> ProbeItem:
     found = find_kernel()
     if found.kernel is None:
-        return ProbeItem("reads", Verdict.WARN, f"by Python, slower while it is busy: {found.words}")
-    return ProbeItem("reads", Verdict.OK, f"by the {found.words}")
+        return ProbeItem("reads, writes", Verdict.WARN, f"by Python, slower while it is busy: {found.words}")
+    if io is not None and not io.has_unnamed:
+        words = f"reads by the {found.words}; writes by Python, slower while it is busy: no files without names here"
+        return ProbeItem("reads, writes", Verdict.WARN, words)
+    return ProbeItem("reads, writes", Verdict.OK, f"by the {found.words}")
 
 
 def _huge_pages_item(huge_pages: str) -> ProbeItem:

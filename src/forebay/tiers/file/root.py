@@ -133,6 +133,8 @@ class Root:
         """Blocks whose last read failed with an I/O error: a write replaces them although their length is right."""
         self._newer: set[BlockKey] = set()
         """Blocks found to be of a newer format: not held, as far as this program goes."""
+        self._directories: set[str] = set()
+        """Those of blocks that are known to be there; one may be gone again, if somebody tidied up."""
 
     # --- whether the root is there -------------------------------------------------------------
 
@@ -185,6 +187,7 @@ class Root:
 
     def _adopt(self, marker: layout.Marker) -> None:
         first_time = self.root_id is None
+        self._directories.clear()
         self.root_id = bytes.fromhex(marker.root_id)
         self.health.is_present = True
         if not first_time:
@@ -390,10 +393,34 @@ class Root:
                 f"write {error.errno}", "root %s: a write failed and goes to the next root: %s", self.path, error
             )
             return Outcome.FAILED
-        self._published.add(key)
-        self._unreadable.discard(key)
-        self._newer.discard(key)
+        self.published((key,))
         return Outcome.OK
+
+    def is_ready_for(self, key: BlockKey) -> bool:
+        """Whether the block can be written without a further look: its directory is there, its place is free as far as
+        the catalogue knows, and so is the space that it takes, which counts as taken. Else `write` is what to call.
+        """
+        if self.catalogue is None or self.catalogue.claims(self._digest, key):
+            return False
+        if not self.io.has_unnamed:
+            self._say_once("unnamed", "root %s: no files without names here: Python writes the blocks", self.path)
+            return False
+        directory = os.path.dirname(self.block_path(key))  # noqa: PTH120
+        try:
+            if directory not in self._directories:
+                with contextlib.suppress(FileExistsError):
+                    self._calls.mkdir(directory, 0o700)
+                self._directories.add(directory)
+            return self._space.take(self._shape.stored_bytes)
+        except OSError:  # `write` meets it too, and says it
+            return False
+
+    def published(self, keys: Sequence[BlockKey]) -> None:
+        """These blocks have just been written here. They are to be settled."""
+        self._published.update(keys)
+        if self._unreadable or self._newer:
+            self._unreadable.difference_update(keys)
+            self._newer.difference_update(keys)
 
     def delete(self, namespace_hex: str, key: BlockKey) -> Outcome:
         """A root that is absent or stopped has left the pool together with its blocks: deleting them there is OK."""

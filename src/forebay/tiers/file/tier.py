@@ -21,7 +21,7 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.catalogue import CatalogueSettings, boot_digest
 from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
-from forebay.tiers.file.fastreads import Chosen, FastReads, Io, ReadsReport, choose
+from forebay.tiers.file.fastpath import Choice, FastPath, Io, PathReport, choose, reading, writing
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.inventory import inventory
@@ -171,13 +171,14 @@ class FileTier:
             catalogue=_catalogue_settings(options, namespace, calls, now_s), free_floor_bytes=options.free_floor_bytes,
             ttl_s=options.ttl_s,
         )  # fmt: skip
-        chosen_io = choose(options.io, calls)
+        choice = choose(options.io, calls, options.durability)
         roots = _open_roots(options, settings)
         say_differences((root.path for root in roots), self._namespace_hex, namespace)
         self._closed = False
         self._has_ttl = options.ttl_s > 0
-        self._io_reason = chosen_io.reason
-        self._fast = _fast_reads(chosen_io, roots, options, shape)
+        self._io = choice
+        self._fast_reads = _fast_reads(choice, roots, options, shape)
+        self._fast_writes = _fast_writes(choice, roots, options, shape)
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
         self._members = tuple(
             _Member(
@@ -218,12 +219,10 @@ class FileTier:
         orders = [self._in_order(key) for key in keys]
         if self._has_ttl:
             self._remove_expired(keys, orders)
-        if self._fast is not None:
-            fresh = [i for i, members in enumerate(orders) if members]
-            homes = [orders[i][0].position for i in fresh]
-            for at in self._fast.read(homes, [keys[i] for i in fresh], [into[i] for i in fresh]):
-                outcomes[fresh[at]] = Outcome.OK
-                orders[fresh[at]] = []
+        homes = {i: members[0].position for i, members in enumerate(orders) if members}
+        for i in _move(self._fast_reads, homes, keys, into):
+            outcomes[i] = Outcome.OK
+            orders[i] = []
 
         def read_one(i: int, member: _Member, scratch: Scratch) -> bool:
             outcome = member.root.read(keys[i], into[i], scratch)
@@ -275,7 +274,11 @@ class FileTier:
                     settled.callback(root.settle, [key for key in wanted if key not in reserved.full])
                     full.update(i for i in items if keys[i] in reserved.full)
                     granted[at] = [i for i in items if keys[i] not in reserved.full | reserved.failed]
-                yield granted
+                homes = {i: at for at, items in granted.items() for i in items}
+                for i in _move(self._fast_writes, homes, keys, views):
+                    outcomes[i] = Outcome.OK
+                    orders[i] = []
+                yield {at: [i for i in items if orders[i]] for at, items in granted.items()}
 
         self._in_turn(orders, lambda member: member.writers, write_one, stopped, with_room)
         return [Outcome.FULL if i in full else outcome for i, outcome in enumerate(outcomes)]
@@ -342,7 +345,8 @@ class FileTier:
                 )  # fmt: skip
 
     def _end_fast(self, member: _Member) -> list[threading.Thread]:
-        return self._fast.close(member.position) if self._fast is not None else []
+        paths = [path for path in (self._fast_reads, self._fast_writes) if path is not None]
+        return [thread for path in paths for thread in path.close(member.position)]
 
     def route(self, key: BlockKey) -> int:
         """A `Routed` tier: the position of the block's home among the roots."""
@@ -382,9 +386,13 @@ class FileTier:
                 finally:
                     os.close(descriptor)
 
-    def reads(self) -> ReadsReport:
+    def reads(self) -> PathReport:
         """Who reads blocks here, and how many so far."""
-        return self._fast.report(self._io_reason) if self._fast else ReadsReport(Io.PYTHON, self._io_reason)
+        return _path_report(self._fast_reads, self._io.reads.reason)
+
+    def writes(self) -> PathReport:
+        """Who writes blocks here, and how many so far."""
+        return _path_report(self._fast_writes, self._io.writes.reason)
 
     def _start_scrub(self, options: Options) -> BackgroundScrub | None:
         if not options.scrub_bytes_per_s:
@@ -600,10 +608,28 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     return roots
 
 
-def _fast_reads(chosen: Chosen, roots: Sequence[Root], options: Options, shape: Shape) -> FastReads | None:
-    if chosen.kernel is None:
-        return None
-    return FastReads(chosen.kernel, roots, shape, options.verify, options.reads_in_flight)
+def _fast_reads(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
+    kernel = choice.reads.kernel
+    return FastPath(kernel, roots, options.reads_in_flight, reading(shape, options.verify)) if kernel else None
+
+
+def _fast_writes(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
+    kernel = choice.writes.kernel
+    return FastPath(kernel, roots, options.writes_in_flight, writing(shape)) if kernel else None
+
+
+def _move(
+    path: FastPath | None, homes: Mapping[int, int], keys: Sequence[BlockKey], views: Sequence[View]
+) -> Sequence[int]:
+    """What the compiled kernel, if there is one, has done of the blocks that have a home."""
+    items = list(homes)
+    if path is None or not items:
+        return ()
+    return [items[at] for at in path.move(list(homes.values()), [keys[i] for i in items], [views[i] for i in items])]
+
+
+def _path_report(path: FastPath | None, reason: str) -> PathReport:
+    return path.report(reason) if path is not None else PathReport(Io.PYTHON, reason)
 
 
 def _trouble(root: Root) -> str:

@@ -1,4 +1,4 @@
-"""The compiled kernel, if there is one: batches of reads that need the interpreter lock once, not once a block.
+"""The compiled kernel, if there is one: batches that need the interpreter lock once, not once a block.
 
 `kernel.c` says what it does and what it leaves to Python. Here are its face in Python and the way to it. The library is
 called through ctypes, which releases the lock for the time of a call; so it depends on no version of Python.
@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +32,46 @@ class _Job(ctypes.Structure):
         ("pool", ctypes.c_void_p),
         ("paths", ctypes.POINTER(ctypes.c_char_p)),
         ("keys", ctypes.c_char_p),
-        ("targets", ctypes.POINTER(ctypes.c_void_p)),
-        ("proofs", ctypes.c_char_p),
+        ("views", ctypes.POINTER(ctypes.c_void_p)),
+        ("results", ctypes.c_char_p),
         ("expected", ctypes.c_char_p),
         ("blocks", ctypes.c_uint64),
         ("file_bytes", ctypes.c_uint64),
         ("payload_bytes", ctypes.c_uint64),
-        ("target_bytes", ctypes.c_uint64),
+        ("view_bytes", ctypes.c_uint64),
         ("open_flags", ctypes.c_int32),
-        ("verify_payload", ctypes.c_int32),
+        ("task", ctypes.c_int32),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What the files of one root have to be, and how they are read."""
+class Task(IntEnum):
+    """`enum task` of kernel.c: what is done with each block."""
 
+    PROVE_HEADER = 0
+    PROVE_PAYLOAD = 1
+    """Both: read it into its view, and prove that it is what it has to be, as far as this."""
+    PUBLISH = 2
+    """Write it from its view, and give it its name if that is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What the files of one root have to be, and how they are opened."""
+
+    task: Task
     header_start: bytes
     """How every header of the namespace begins, with any key (`format.header_start`)."""
     file_bytes: int
     payload_bytes: int
-    target_bytes: int
+    view_bytes: int
     """Read after the header page: the payload, padded to a page for direct I/O. Every view is as long, or longer."""
     open_flags: int
-    verify_payload: int
-    """1 or 0, as C has it."""
+    """PUBLISH: of the directory that the file gets its name in, so with O_TMPFILE."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Blocks of one root, in parallel."""
+class Blocks:
+    """Of one root, in parallel."""
 
     paths: Sequence[str]
     keys: Sequence[BlockKey]
@@ -68,40 +79,40 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadJob:
+class NativeJob:
     """At least one block."""
 
     lanes: NativeLanes
-    expected: Expected
-    wanted: Wanted
+    recipe: Recipe
+    blocks: Blocks
 
-    def fill(self, proofs: ctypes.Array[ctypes.c_char]) -> _Job:
+    def fill(self, results: ctypes.Array[ctypes.c_char]) -> _Job:
         """For C to read. The structure keeps alive what it points to."""
-        expected, wanted = self.expected, self.wanted
-        blocks = len(wanted.keys)
+        recipe, blocks = self.recipe, self.blocks
+        count = len(blocks.keys)
         return _Job(
             pool=self.lanes.pool,
-            paths=(ctypes.c_char_p * blocks)(*map(os.fsencode, wanted.paths)),
-            keys=b"".join(wanted.keys),
-            targets=(ctypes.c_void_p * blocks)(*map(address_of, wanted.views)),
-            proofs=ctypes.cast(proofs, ctypes.c_char_p),
-            expected=expected.header_start,
-            blocks=blocks,
-            file_bytes=expected.file_bytes,
-            payload_bytes=expected.payload_bytes,
-            target_bytes=expected.target_bytes,
-            open_flags=expected.open_flags,
-            verify_payload=expected.verify_payload,
+            paths=(ctypes.c_char_p * count)(*map(os.fsencode, blocks.paths)),
+            keys=b"".join(blocks.keys),
+            views=(ctypes.c_void_p * count)(*map(address_of, blocks.views)),
+            results=ctypes.cast(results, ctypes.c_char_p),
+            expected=recipe.header_start,
+            blocks=count,
+            file_bytes=recipe.file_bytes,
+            payload_bytes=recipe.payload_bytes,
+            view_bytes=recipe.view_bytes,
+            open_flags=recipe.open_flags,
+            task=recipe.task,
         )
 
 
-class Reading:
+class Transfer:
     """Blocks on their way. A context, which ends only when no thread touches their views any more."""
 
-    def __init__(self, kernel: Kernel, jobs: Sequence[ReadJob]) -> None:
+    def __init__(self, kernel: Kernel, jobs: Sequence[NativeJob]) -> None:
         self._kernel = kernel
-        self._proofs = [ctypes.create_string_buffer(len(job.wanted.keys)) for job in jobs]
-        filled = [job.fill(proofs) for job, proofs in zip(jobs, self._proofs, strict=True)]
+        self._results = [ctypes.create_string_buffer(len(job.blocks.keys)) for job in jobs]
+        filled = [job.fill(results) for job, results in zip(jobs, self._results, strict=True)]
         self._jobs = (_Job * len(jobs))(*filled)
         self._keep = filled, jobs
         self._done = (ctypes.c_uint64 * len(jobs))()
@@ -109,7 +120,7 @@ class Reading:
         self._handle: int | None = kernel.start(self._jobs, len(jobs), ctypes.byref(trouble))
         self._trouble = trouble.value if self._handle is not None else errno.ENOMEM
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> Transfer:
         if self._trouble:
             self._finish()
             raise TierUnavailable(f"the file tier's threads are gone: {os.strerror(self._trouble)}")
@@ -131,16 +142,17 @@ class Reading:
         """Of each job, when `wait` was last called."""
         return list(self._done)
 
-    def sound(self, job: int) -> list[bool]:
-        """Which blocks of a job are now in their views, proven sound; of the others the views hold anything."""
-        return [proof == _SOUND for proof in self._proofs[job].raw]
+    def succeeded(self, job: int) -> list[bool]:
+        """Which blocks of a job are now in their views, proven sound, or in their files; of the others nothing is said,
+        and the views of a read hold anything."""
+        return [result == _DONE for result in self._results[job].raw]
 
     def _finish(self) -> None:
         while not self.wait(_LONG_NS):
             pass
 
 
-_SOUND = 1
+_DONE = 1
 _LONG_NS = 3600 * 10**9
 
 
@@ -150,15 +162,15 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be loaded."""
         holding, releasing = ctypes.PyDLL(str(path), use_errno=True), ctypes.CDLL(str(path), use_errno=True)
-        reading, pool = ctypes.c_void_p, ctypes.c_void_p
+        transfer, pool = ctypes.c_void_p, ctypes.c_void_p
         self.open = _function(releasing.forebay_open, pool, ctypes.c_uint)
         self.close = _function(releasing.forebay_close, None, pool)
         self.free = _function(releasing.forebay_free, None, pool)
         self.start = _function(
-            holding.forebay_start, reading, ctypes.POINTER(_Job), ctypes.c_uint, ctypes.POINTER(ctypes.c_int)
+            holding.forebay_start, transfer, ctypes.POINTER(_Job), ctypes.c_uint, ctypes.POINTER(ctypes.c_int)
         )
         self.wait = _function(
-            releasing.forebay_wait, ctypes.c_int, reading, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+            releasing.forebay_wait, ctypes.c_int, transfer, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
         )
 
 

@@ -1,11 +1,12 @@
-/* Reads and proves whole batches of block files, many at once, without the Python interpreter.
+/* Reads and proves, or writes and publishes, whole batches of block files, many at once, without the interpreter.
  *
  * Why: between two system calls a Python thread needs the interpreter lock, and while another thread of the process is
  * busy in Python it can wait 5 ms for it. Here a batch costs one call, and so one such wait, however many blocks it has.
  *
- * A block is SOUND if everything that blockfile.py would check is right. Whatever else it is (missing, damaged, of a
- * newer format, unreadable) is not said here: the caller takes such a block to the Python path, where that is decided
- * once for both. So nothing here moves, removes or changes a file.
+ * A block that was read is DONE if everything that blockfile.py would check is right; one that was written, if it now has
+ * its name. Whatever else became of it (missing, damaged, of a newer format, there already, no room) is not said here:
+ * the caller takes such a block to the Python path, where that is decided once for both. So nothing here moves, removes
+ * or changes a file that has a name.
  *
  * Ownership: all memory in a job is the caller's and must stay where it is until forebay_wait has returned 1. A pool and
  * its threads belong to whoever opened it. The threads take no signals: those are the interpreter's.
@@ -14,9 +15,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -30,7 +33,8 @@
 /* The header page, as in format.py. */
 enum { PAGE_BYTES = 4096, KEY_AT = 48, KEY_BYTES = 32, AFTER_KEY = 80, DIGEST_AT = 96, DIGEST_BYTES = 16 };
 enum { CHECKED_BYTES = PAGE_BYTES - DIGEST_BYTES, STACK_BYTES = 256 * 1024 };
-enum { NOT_PROVEN = 0, SOUND = 1 };
+enum { NOT_DONE = 0, DONE = 1 };
+enum task { PROVE_HEADER = 0, PROVE_PAYLOAD = 1, PUBLISH = 2 };
 
 struct pool;
 
@@ -39,15 +43,15 @@ struct job {
     struct pool *pool;
     const char *const *paths;      /* [blocks] */
     const unsigned char *keys;     /* [blocks][KEY_BYTES] */
-    void *const *targets;          /* [blocks], each target_bytes long; page-aligned for direct I/O */
-    unsigned char *proofs;         /* [blocks], out: SOUND or NOT_PROVEN */
+    void *const *views;            /* [blocks], each view_bytes long; page-aligned for direct I/O */
+    unsigned char *results;        /* [blocks], out: DONE or NOT_DONE */
     const unsigned char *expected; /* [DIGEST_AT]: how every header of this namespace begins; the key is put in */
     uint64_t blocks;
     uint64_t file_bytes;
     uint64_t payload_bytes;
-    uint64_t target_bytes;         /* what is read after the header: the payload, padded for direct I/O */
-    int32_t open_flags;
-    int32_t verify_payload;
+    uint64_t view_bytes;           /* what is read after the header: the payload, padded for direct I/O */
+    int32_t open_flags;            /* of the file that is read, or of the directory in which one is made */
+    int32_t task;
 };
 
 struct batch {
@@ -80,23 +84,26 @@ __attribute__((constructor)) static void choose_checksum(void)
 #endif
 }
 
-/* Header and payload from the start of the file, continued after short reads; 0 unless all of it came. */
-static int read_fully(int descriptor, unsigned char *page, unsigned char *target, uint64_t target_bytes)
+typedef ssize_t move_function(int, const struct iovec *, int, off_t);
+
+/* All of `parts`, from the start of the file, continued after short transfers; 0 unless all was moved. Uses them up. */
+static int move_fully(move_function *move, int descriptor, struct iovec *parts, int count)
 {
-    const uint64_t wanted_bytes = PAGE_BYTES + target_bytes;
-    uint64_t got_bytes = 0;
-    while (got_bytes < wanted_bytes) {
-        struct iovec parts[2] = {{page, PAGE_BYTES}, {target, target_bytes}};
-        int first = got_bytes >= PAGE_BYTES;
-        const uint64_t skipped_bytes = first ? got_bytes - PAGE_BYTES : got_bytes;
-        parts[first].iov_base = (unsigned char *)parts[first].iov_base + skipped_bytes;
-        parts[first].iov_len -= skipped_bytes;
-        const ssize_t more_bytes = preadv(descriptor, parts + first, 2 - first, (off_t)got_bytes);
-        if (more_bytes < 0 && errno == EINTR)
+    off_t at_bytes = 0;
+    while (count > 0) {
+        const ssize_t moved_bytes = move(descriptor, parts, count, at_bytes);
+        if (moved_bytes < 0 && errno == EINTR)
             continue;
-        if (more_bytes <= 0)
+        if (moved_bytes <= 0)
             return 0;
-        got_bytes += (uint64_t)more_bytes;
+        at_bytes += moved_bytes;
+        size_t left_bytes = (size_t)moved_bytes;
+        for (; count > 0 && left_bytes >= parts->iov_len; count--, parts++)
+            left_bytes -= parts->iov_len;
+        if (count > 0) {
+            parts->iov_base = (unsigned char *)parts->iov_base + left_bytes;
+            parts->iov_len -= left_bytes;
+        }
     }
     return 1;
 }
@@ -111,31 +118,76 @@ static int is_claimed(const struct job *job, uint64_t i, const unsigned char *pa
     checksum(page, CHECKED_BYTES, digest);
     if (memcmp(page + CHECKED_BYTES, digest, DIGEST_BYTES) != 0)
         return 0;
-    if (!job->verify_payload)
+    if (job->task == PROVE_HEADER)
         return 1;
-    checksum(job->targets[i], job->payload_bytes, digest);
+    checksum(job->views[i], job->payload_bytes, digest);
     return memcmp(page + DIGEST_AT, digest, DIGEST_BYTES) == 0;
 }
 
 static int prove(const struct job *job, uint64_t i, unsigned char *page)
 {
     struct stat found;
+    struct iovec parts[2] = {{page, PAGE_BYTES}, {job->views[i], job->view_bytes}};
     const int descriptor = open(job->paths[i], job->open_flags);
     if (descriptor < 0)
-        return NOT_PROVEN;
+        return NOT_DONE;
     const int whole = fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
-                      (uint64_t)found.st_size == job->file_bytes &&
-                      read_fully(descriptor, page, job->targets[i], job->target_bytes);
+                      (uint64_t)found.st_size == job->file_bytes && move_fully(preadv, descriptor, parts, 2);
     close(descriptor);
-    return whole && is_claimed(job, i, page) ? SOUND : NOT_PROVEN;
+    return whole && is_claimed(job, i, page) ? DONE : NOT_DONE;
+}
+
+/* A file without a name, in the directory that the block belongs to. It is gone when its last descriptor is. */
+static int make_file(const struct job *job, const char *path)
+{
+    const char *end = strrchr(path, '/');
+    char directory[PATH_MAX];
+    if (end == NULL || end - path >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memcpy(directory, path, (size_t)(end - path));
+    directory[end - path] = 0;
+    return open(directory, job->open_flags, 0600);
+}
+
+/* `pages`: two of them. The block gets its name when it is whole: whoever dies before leaves nothing behind. */
+static int publish(const struct job *job, uint64_t i, unsigned char *pages)
+{
+    unsigned char *header = pages, *tail = pages + PAGE_BYTES, *payload = job->views[i];
+    const uint64_t rest_bytes = job->payload_bytes % PAGE_BYTES, full_bytes = job->payload_bytes - rest_bytes;
+    struct iovec parts[3] = {{header, PAGE_BYTES}, {payload, full_bytes}, {tail, PAGE_BYTES}};
+    char name[sizeof "/proc/self/fd/" + 12];
+    const int descriptor = make_file(job, job->paths[i]);
+    if (descriptor < 0)
+        return NOT_DONE;
+    memset(pages, 0, 2 * PAGE_BYTES);
+    memcpy(header, job->expected, DIGEST_AT);
+    memcpy(header + KEY_AT, job->keys + i * KEY_BYTES, KEY_BYTES);
+    checksum(payload, job->payload_bytes, header + DIGEST_AT);
+    checksum(header, CHECKED_BYTES, header + CHECKED_BYTES);
+    memcpy(tail, payload + full_bytes, rest_bytes);
+    snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
+    /* closing any descriptor makes a network file system send the file, and say what went wrong */
+    const int done = move_fully(pwritev, descriptor, parts, rest_bytes ? 3 : 2) && close(dup(descriptor)) == 0 &&
+                     linkat(AT_FDCWD, name, AT_FDCWD, job->paths[i], AT_SYMLINK_FOLLOW) == 0;
+    close(descriptor);
+    return done ? DONE : NOT_DONE;
+}
+
+static int perform(const struct job *job, uint64_t i, unsigned char *pages)
+{
+    if (pages == NULL)
+        return NOT_DONE;
+    return job->task == PUBLISH ? publish(job, i, pages) : prove(job, i, pages);
 }
 
 static void *serve(void *given)
 {
     struct pool *pool = given;
-    unsigned char *page = NULL;
-    if (posix_memalign((void **)&page, PAGE_BYTES, PAGE_BYTES) != 0)
-        page = NULL; /* nothing is proven by this thread */
+    unsigned char *pages = NULL;
+    if (posix_memalign((void **)&pages, PAGE_BYTES, 2 * PAGE_BYTES) != 0)
+        pages = NULL; /* nothing is done by this thread */
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         while (pool->first == NULL && !pool->closed)
@@ -147,13 +199,13 @@ static void *serve(void *given)
         if (batch->next == batch->job->blocks) /* taken whole */
             pool->first = batch->behind;
         pthread_mutex_unlock(&pool->lock);
-        batch->job->proofs[i] = page == NULL ? NOT_PROVEN : (unsigned char)prove(batch->job, i, page);
+        batch->job->results[i] = (unsigned char)perform(batch->job, i, pages);
         pthread_mutex_lock(&pool->lock);
         if (++batch->done == batch->job->blocks)
             pthread_cond_signal(&batch->ended);
     }
     pthread_mutex_unlock(&pool->lock);
-    free(page);
+    free(pages);
     return NULL;
 }
 
@@ -231,7 +283,7 @@ EXPORT struct pool *forebay_open(unsigned threads)
     return NULL;
 }
 
-struct reading {
+struct transfer {
     unsigned count;
     struct batch batches[];
 };
@@ -239,34 +291,34 @@ struct reading {
 /* Queue the blocks of all jobs, each job with at least one; returns at once.
  *
  * *trouble is 0; or ESHUTDOWN or ECHILD when a pool has been closed or belongs to another process: the blocks of that job
- * are then not read, those of the others are. NULL without memory: nothing is read. forebay_wait must be called until it
+ * are then not moved, those of the others are. NULL without memory: nothing is moved. forebay_wait must be called until it
  * returns 1.
  */
-EXPORT struct reading *forebay_start(const struct job *jobs, unsigned count, int *trouble)
+EXPORT struct transfer *forebay_start(const struct job *jobs, unsigned count, int *trouble)
 {
     *trouble = 0;
-    struct reading *reading = calloc(1, sizeof *reading + count * sizeof reading->batches[0]);
-    if (reading == NULL)
+    struct transfer *transfer = calloc(1, sizeof *transfer + count * sizeof transfer->batches[0]);
+    if (transfer == NULL)
         return NULL;
-    reading->count = count;
+    transfer->count = count;
     for (unsigned j = 0; j < count; j++) {
-        memset(jobs[j].proofs, NOT_PROVEN, jobs[j].blocks);
-        const int refused = start(&reading->batches[j], &jobs[j]);
+        memset(jobs[j].results, NOT_DONE, jobs[j].blocks);
+        const int refused = start(&transfer->batches[j], &jobs[j]);
         if (refused)
             *trouble = refused;
     }
-    return reading;
+    return transfer;
 }
 
-/* Wait until all blocks have their proofs, or the monotonic clock reaches deadline_ns; done[j] is how many of job j have.
- * Returns 1 when all have: then the memory of the jobs is the caller's again, and `reading` is gone. Else 0.
+/* Wait until all blocks are through, or the monotonic clock reaches deadline_ns; done[j] is how many of job j have.
+ * Returns 1 when all have: then the memory of the jobs is the caller's again, and `transfer` is gone. Else 0.
  */
-EXPORT int forebay_wait(struct reading *reading, uint64_t deadline_ns, uint64_t *done)
+EXPORT int forebay_wait(struct transfer *transfer, uint64_t deadline_ns, uint64_t *done)
 {
     const struct timespec deadline = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int all = 1;
-    for (unsigned j = 0; j < reading->count; j++) {
-        struct batch *batch = &reading->batches[j];
+    for (unsigned j = 0; j < transfer->count; j++) {
+        struct batch *batch = &transfer->batches[j];
         if (batch->job == NULL) /* refused */
             continue;
         struct pool *pool = batch->job->pool;
@@ -280,10 +332,10 @@ EXPORT int forebay_wait(struct reading *reading, uint64_t deadline_ns, uint64_t 
     }
     if (!all)
         return 0;
-    for (unsigned j = 0; j < reading->count; j++)
-        if (reading->batches[j].job != NULL)
-            pthread_cond_destroy(&reading->batches[j].ended);
-    free(reading);
+    for (unsigned j = 0; j < transfer->count; j++)
+        if (transfer->batches[j].job != NULL)
+            pthread_cond_destroy(&transfer->batches[j].ended);
+    free(transfer);
     return 1;
 }
 
