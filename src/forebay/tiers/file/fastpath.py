@@ -19,8 +19,8 @@ from forebay.errors import ConfigError
 from forebay.ports import View
 from forebay.tiers.file.blockfile import Verify, read_flags
 from forebay.tiers.file.breaker import Breaker
-from forebay.tiers.file.directio import REAL_CALLS, UNNAMED, Access, Calls, is_aligned
-from forebay.tiers.file.format import Shape, header_start
+from forebay.tiers.file.directio import REAL_CALLS, UNNAMED, Access, Calls, address_of
+from forebay.tiers.file.format import PAGE_BYTES, Shape, header_start
 from forebay.tiers.file.native import Blocks, Found, Kernel, NativeJob, NativeLanes, Recipe, Task, Transfer, find_kernel
 from forebay.tiers.file.root import Durability, Root
 from forebay.types import BlockKey
@@ -152,6 +152,7 @@ class FastPath:
         by_home: dict[int, list[int]] = {}
         for i, home in enumerate(homes):
             by_home.setdefault(home, []).append(i)
+        addresses = [address_of(view) for view in views]
         with contextlib.ExitStack() as glances:
             parts = []
             for home, items in by_home.items():
@@ -159,18 +160,21 @@ class FastPath:
                 glance = glances.enter_context(_Glance(root, self._way.breaker_of(root)))
                 if glance.refused:
                     continue
-                taken = [i for i in items if self._reaches(root, views[i]) and self._way.takes(root, keys[i])]
+                recipe = self._way.recipes[root.io.access]
+                taken = [
+                    i for i in items if _reaches(recipe, len(views[i]), addresses[i]) and self._way.takes(root, keys[i])
+                ]
                 if taken:
-                    parts.append(_Part(home, taken, glance))
-            done = self._run(parts, keys, views) if parts else []
+                    parts.append(_Part(home, recipe, taken, glance))
+            done = self._run(parts, keys, addresses) if parts else []
         with self._lock:
             self._native_blocks += len(done)
             self._python_blocks += len(keys) - len(done)
         return done
 
-    def _run(self, parts: Sequence[_Part], keys: Sequence[BlockKey], views: Sequence[View]) -> list[int]:
+    def _run(self, parts: Sequence[_Part], keys: Sequence[BlockKey], addresses: Sequence[int]) -> list[int]:
         done: list[int] = []
-        jobs = [self._job(part.home, [keys[i] for i in part.items], [views[i] for i in part.items]) for part in parts]
+        jobs = [self._job(part, keys, addresses) for part in parts]
         with Transfer(self._kernel, jobs) as transfer:
             while not transfer.wait(_LOOK_NS):
                 for part, done_blocks in zip(parts, transfer.done_blocks, strict=True):
@@ -190,16 +194,16 @@ class FastPath:
         """Have the threads of this root end after what is queued; returns the one that sees to it."""
         return [self._lanes[home].close()]
 
-    def _job(self, home: int, keys: Sequence[BlockKey], views: Sequence[View]) -> NativeJob:
-        root = self._roots[home]
-        blocks = Blocks([root.block_path(key) for key in keys], keys, views)
-        return NativeJob(self._lanes[home], self._way.recipes[root.io.access], blocks)
+    def _job(self, part: _Part, keys: Sequence[BlockKey], addresses: Sequence[int]) -> NativeJob:
+        root, chosen = self._roots[part.home], [keys[i] for i in part.items]
+        blocks = Blocks([root.block_path(key) for key in chosen], chosen, [addresses[i] for i in part.items])
+        return NativeJob(self._lanes[part.home], part.recipe, blocks)
 
-    def _reaches(self, root: Root, view: View) -> bool:
-        """Whether the block can be moved straight from or to its view: else it needs a buffer, which Python has."""
-        access = root.io.access
-        fits = len(view) >= self._way.recipes[access].view_bytes
-        return fits and (access is Access.BUFFERED or is_aligned(view))
+
+def _reaches(recipe: Recipe, view_bytes: int, address: int) -> bool:
+    """Whether a block can be moved straight from or to its view: else it needs a buffer, which Python has."""
+    is_direct = recipe.open_flags & Access.DIRECT.open_flags
+    return view_bytes >= recipe.view_bytes and not (is_direct and address % PAGE_BYTES)
 
 
 class _Glance:
@@ -240,5 +244,6 @@ class _Part:
     """What is moved at one root."""
 
     home: int
+    recipe: Recipe
     items: Sequence[int]
     glance: _Glance

@@ -133,8 +133,8 @@ class Root:
         """Blocks whose last read failed with an I/O error: a write replaces them although their length is right."""
         self._newer: set[BlockKey] = set()
         """Blocks found to be of a newer format: not held, as far as this program goes."""
-        self._directories: set[str] = set()
-        """Those of blocks that are known to be there; one may be gone again, if somebody tidied up."""
+        self._fans: set[int] = set()
+        """First bytes of keys for which there is a directory; one may be gone again, if somebody tidied up."""
 
     # --- whether the root is there -------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Root:
 
     def _adopt(self, marker: layout.Marker) -> None:
         first_time = self.root_id is None
-        self._directories.clear()
+        self._fans.clear()
         self.root_id = bytes.fromhex(marker.root_id)
         self.health.is_present = True
         if not first_time:
@@ -405,12 +405,11 @@ class Root:
         if not self.io.has_unnamed:
             self._say_once("unnamed", "root %s: no files without names here: Python writes the blocks", self.path)
             return False
-        directory = os.path.dirname(self.block_path(key))  # noqa: PTH120
         try:
-            if directory not in self._directories:
+            if key[0] not in self._fans:
                 with contextlib.suppress(FileExistsError):
-                    self._calls.mkdir(directory, 0o700)
-                self._directories.add(directory)
+                    self._calls.mkdir(os.path.dirname(self.block_path(key)), 0o700)  # noqa: PTH120
+                self._fans.add(key[0])
             return self._space.take(self._shape.stored_bytes)
         except OSError:  # `write` meets it too, and says it
             return False

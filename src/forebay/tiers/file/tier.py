@@ -251,6 +251,7 @@ class FileTier:
         for i in survey.held_elsewhere:
             outcomes[i] = Outcome.OK
             orders[i] = []
+        takers = {member.position for member in self._members if member.root.health.takes_writes()} - survey.silent
 
         def write_one(i: int, member: _Member, scratch: Scratch) -> bool:
             outcome = member.root.write(keys[i], views[i], scratch)
@@ -259,7 +260,7 @@ class FileTier:
             return outcome is Outcome.OK
 
         def stopped(i: int, member: _Member) -> bool:
-            return i in full or member.position in survey.silent or not member.root.health.takes_writes()
+            return i in full or member.position not in takers
 
         full: set[int] = set()
         """Blocks for which there is no room in the whole pool."""

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import TierUnavailable
-from forebay.ports import View
-from forebay.tiers.file.directio import address_of
 from forebay.tiers.file.native.compile import LIBRARY, is_current
 from forebay.types import BlockKey
 
@@ -75,7 +73,8 @@ class Blocks:
 
     paths: Sequence[str]
     keys: Sequence[BlockKey]
-    views: Sequence[View]
+    addresses: Sequence[int]
+    """Of the views, which the caller keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class NativeJob:
             pool=self.lanes.pool,
             paths=(ctypes.c_char_p * count)(*map(os.fsencode, blocks.paths)),
             keys=b"".join(blocks.keys),
-            views=(ctypes.c_void_p * count)(*map(address_of, blocks.views)),
+            views=(ctypes.c_void_p * count)(*blocks.addresses),
             results=ctypes.cast(results, ctypes.c_char_p),
             expected=recipe.header_start,
             blocks=count,

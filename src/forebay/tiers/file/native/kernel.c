@@ -137,7 +137,8 @@ static int prove(const struct job *job, uint64_t i, unsigned char *page)
     return whole && is_claimed(job, i, page) ? DONE : NOT_DONE;
 }
 
-/* A file without a name, in the directory that the block belongs to. It is gone when its last descriptor is. */
+/* A file without a name, in the directory that the block belongs to. It is gone when its last descriptor is. Its space is
+ * asked for at once, which on ext4 makes the write itself faster by a few percent (ADR 13). */
 static int make_file(const struct job *job, const char *path)
 {
     const char *end = strrchr(path, '/');
@@ -148,7 +149,10 @@ static int make_file(const struct job *job, const char *path)
     }
     memcpy(directory, path, (size_t)(end - path));
     directory[end - path] = 0;
-    return open(directory, job->open_flags, 0600);
+    const int descriptor = open(directory, job->open_flags, 0600);
+    if (descriptor >= 0 && job->open_flags & O_DIRECT)
+        (void)fallocate(descriptor, 0, 0, (off_t)job->file_bytes); /* where it fails, the write says why */
+    return descriptor;
 }
 
 /* `pages`: two of them. The block gets its name when it is whole: whoever dies before leaves nothing behind. */
