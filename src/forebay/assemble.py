@@ -187,6 +187,17 @@ def open_gate(named: Named) -> Any:
     return _build("bench.gates", named)
 
 
+def open_target(named: Named, *context: object) -> Any:
+    """A target of `bench.restore.targets` by name. Raises ConfigError for unknown names and bad options."""
+    return _build("bench.restore.targets", named, *context)
+
+
+def open_tier(named: Named, namespace: Namespace, namespace_digest: bytes) -> Tier:
+    """One tier by name, for a tier around another. Raises ConfigError for unknown names and bad options."""
+    tier: Tier = _build("tiers", named, namespace, namespace_digest)
+    return tier
+
+
 def _build(package: str, named: Named, *context: object) -> Any:
     module = _module(package, named.kind)
     try:

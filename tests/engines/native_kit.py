@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +30,11 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 class Engine:
+    """`answers` collects what finished requests said, by their id as the caller gave it."""
+
     def __init__(self, llm: Any) -> None:
         self._llm = llm
+        self.answers: dict[str, Tokens] = {}
 
     def answer(self, prompts: Sequence[list[int]], *, max_tokens: int = 8, **fields: Any) -> list[Tokens]:
         """Greedy tokens of all prompts, sent at once. `fields` go into each prompt, such as cache_salt."""
@@ -49,6 +53,75 @@ class Engine:
         for _ in range(after_steps):
             running.step()
         running.abort_request(["given up"])
+
+    def send(self, request_id: str, tokens: list[int], *, max_tokens: int = 8) -> None:
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False)
+        self._llm.llm_engine.add_request(request_id, {"prompt_token_ids": tokens}, greedy)
+
+    def abort(self, request_id: str) -> None:
+        self._llm.llm_engine.abort_request([request_id])
+
+    def step(self) -> None:
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                self.answers[output.request_id] = tuple(output.outputs[0].token_ids)
+
+    def finish(self) -> None:
+        """Step until no request is left."""
+        give_up = time.monotonic() + 120
+        while self._llm.llm_engine.has_unfinished_requests():
+            self.step()
+            assert time.monotonic() < give_up, "requests do not come to an end"
+
+    # --- inside
+
+    @property
+    def core(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core
+
+    @property
+    def manager(self) -> Any:
+        """vLLM's `TieringOffloadingManager`."""
+        return self.core.scheduler.connector.connector_scheduler.manager
+
+    @property
+    def forebay(self) -> Any:
+        """The tier under it."""
+        (below,) = self.manager.secondary_tiers
+        return below
+
+    def settle(self) -> None:
+        """Step until nothing is under way between device, vLLM's DRAM and the pool."""
+        self.flush()  # it takes a step for vLLM to start what is left
+        give_up = time.monotonic() + 60
+        while self.core.scheduler.has_requests() or self.manager._jobs:
+            self.core.step_fn()
+            self.manager._process_finished_jobs()
+            assert time.monotonic() < give_up, "the tiers do not come to rest"
+
+    def check_at_rest(self) -> None:
+        """No block, slot, job or pin has leaked, on the device, in vLLM's DRAM and in the tier."""
+        self.settle()
+        self.forebay._shelf.check_idle()
+        assert not self.forebay._sent
+        primary = self.manager.primary_tier
+        held = primary._num_allocated_chunks - len(primary._free_list)
+        assert held == primary._num_evictable_cache_chunks, "chunks that nothing will ever free"
+        assert primary._num_write_pending_chunks == 0
+        blocks = self.core.scheduler.kv_cache_manager.block_pool
+        assert blocks.get_num_free_blocks() == blocks.num_gpu_blocks - 1  # the null block
+        assert all(block.ref_cnt == 0 for block in blocks.blocks if not block.is_null)
+
+    def make_cold(self) -> None:
+        """The next load of every block comes from the pool's files."""
+        self.settle()
+        assert self._llm.reset_prefix_cache(reset_connector=True)
+
+    def end_doubts(self) -> None:
+        """As if some time had passed since a load failed."""
+        self.forebay._shelf._distrusted._until_ns.clear()
 
     def flush(self) -> None:
         """One more step or two: vLLM starts the last copies to its DRAM only then."""

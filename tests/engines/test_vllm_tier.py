@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ PROMPTS = [prompt(seed, tokens) for seed, tokens in enumerate(LENGTHS)] + [
     COMMON + prompt(60 + tail, 5 + 40 * tail) for tail in range(4)
 ]
 LONG = [prompt(100 + i, 10 * B + 7) for i in range(4)]
+LIBRARY = [COMMON[: B * blocks] + prompt(500 + i, i % (2 * B)) for i, blocks in enumerate(range(1, 13))] + [
+    prompt(600 + i, 1 + i * B // 2) for i in range(12)
+]
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,55 @@ def test_an_abort_in_the_middle_of_a_load_leaves_nothing_behind(filled: Filled, 
         assert running.answer(LONG) == filled.long_answers
         running.flush()
         assert running.metric("vllm:forebay_tier_open_jobs") == 0
+
+
+def test_random_schedules(filled: Filled, tmp_path: Path) -> None:
+    """Requests that share prefixes come, go and are aborted, while blocks are damaged and memory is emptied."""
+    pool = filled.copy(tmp_path / "pool")
+    with engine(filled.model) as plain:
+        expected = [plain.answer([tokens])[0] for tokens in LIBRARY]
+    with engine(filled.model, tier(pool), num_gpu_blocks_override=640) as running:
+        for seed in range(200):
+            draw = random.Random(seed)
+            sent: dict[str, int] = {}
+            for number in range(draw.randint(1, 5)):
+                request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
+                sent[request_id] = choice
+                running.send(request_id, LIBRARY[choice])
+                for _ in range(draw.randint(0, 4)):
+                    running.step()
+                if draw.random() < 0.25:
+                    given_up = draw.choice(sorted(sent))
+                    running.abort(given_up)
+                    del sent[given_up]
+                if draw.random() < 0.2:
+                    damage(draw.choice(block_files(pool)), draw)
+            running.finish()
+            assert {name: running.answers[name] for name in sent} == {
+                name: expected[choice] for name, choice in sent.items()
+            }, seed
+            running.answers.clear()
+            running.check_at_rest()
+            if draw.random() < 0.7:
+                running.make_cold()
+                running.end_doubts()
+        assert running.hits > 200, "blocks came from the pool"
+        assert running.metric("vllm:forebay_tier_failed_blocks", kind="read", outcome="corrupt") > 0
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    """Flip a byte, cut, or delete; it may have been set aside meanwhile, for an earlier damage."""
+    with suppress(FileNotFoundError):
+        match draw.randrange(3):
+            case 0:
+                whole = bytearray(path.read_bytes())
+                whole[len(whole) // 2] ^= 1
+                path.write_bytes(whole)
+            case 1:
+                with path.open("r+b") as opened:
+                    opened.truncate(path.stat().st_size // 2)
+            case _:
+                path.unlink()
 
 
 def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None:

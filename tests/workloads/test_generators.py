@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import forebay.workloads
 from forebay.errors import ConfigError
-from forebay.workloads import Workload, agents, chat, rag, restore
+from forebay.workloads import Workload, agents, chat, cold, rag, restore
 from forebay.workloads.arrival import Prompt, Prompts
 
 MODULES = [
@@ -29,6 +29,7 @@ SMALL = {
     "chat": chat.Options(sessions=40),
     "rag": rag.Options(requests=100),
     "restore": restore.Options(sessions=40),
+    "cold": cold.Options(sessions=20, prefix_tokens=3000),
     "agents": agents.Options(tasks=15),
 }
 

@@ -6,6 +6,7 @@ import click
 
 from forebay.cli.bench_io import bench_io
 from forebay.cli.bench_policy import bench_policy
+from forebay.cli.bench_restore import bench_restore
 from forebay.cli.bench_storm import bench_storm
 
 
@@ -16,4 +17,5 @@ def bench() -> None:
 
 bench.add_command(bench_io)
 bench.add_command(bench_policy)
+bench.add_command(bench_restore)
 bench.add_command(bench_storm)

@@ -1,4 +1,6 @@
-"""A host engine under virtual time, over the real engine: it plans and loads prefixes, prefills in chunks, and decodes.
+"""A host engine with timed compute, over the real engine: it plans and loads prefixes, prefills in chunks, and decodes.
+
+It knows no clock: under virtual time it is a simulation, under the real one an emulated accelerator.
 
     arrived --admitted to a step--> loading --Loaded--> ready --chunks of prefill--> first token --decode--> done
 
@@ -146,9 +148,11 @@ class SimHost:
             return
         plans = []
         while self._arrived and (self._loads_at_once is None or len(self._loading) < self._loads_at_once):
-            session = self._arrived.popleft()
+            session = self._arrived[0]
             plan = self._engine.plan_load(Request(session.name, session.keys, tokens=session.prompt_tokens))
-            assert plan is not None, "no tier here is shared"
+            if plan is None:
+                break  # a shared tier is being asked
+            self._arrived.popleft()
             if plan.hit_blocks:
                 self._loading[session.name] = session
                 plans.append(plan)

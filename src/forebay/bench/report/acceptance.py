@@ -36,7 +36,7 @@ def summary(voice: Voice, record: GatesRecord) -> str:
                     badge(voice, result.outcome),
                     f"{passed} / {len(result.checks)}",
                     escaped(time_text(result.began)),
-                    _duration(result),
+                    f'<span class="whole">{_duration(result)}</span>',
                 ),
             )
         )
@@ -124,6 +124,8 @@ def _gate(voice: Voice, result: GateResult) -> str:
 
 
 def _check(voice: Voice, check: Check) -> Row:
-    name = f'{escaped(check_title(voice, check))}<br /><code class="small">{escaped(check.name)}</code>{_why(check)}'
-    measured, limit = measured_text(check, check.measured), limit_text(voice, check)
-    return Row(name, (escaped(measured), escaped(limit), badge(voice, check.outcome)))
+    """By its words and by its name; by its name alone where there are no words for it."""
+    name, title = f'<code class="small">{escaped(check.name)}</code>', check_title(voice, check)
+    named = name if title == check.name else f"{escaped(title)}<br />{name}"
+    measured = f'<span class="whole">{escaped(measured_text(check, check.measured))}</span>'
+    return Row(f"{named}{_why(check)}", (measured, escaped(limit_text(voice, check)), badge(voice, check.outcome)))

@@ -209,7 +209,9 @@ def all_figures(voice: Voice, record: RestoreRecord) -> str:
 
 
 def _rounds_text(cell: Cell) -> str:
-    return ", ".join(seconds_text(each) for each in cell.ttft_p50_of_rounds_s) or NOTHING
+    return (
+        ", ".join(f'<span class="whole">{seconds_text(each)}</span>' for each in cell.ttft_p50_of_rounds_s) or NOTHING
+    )
 
 
 _FIGURES: tuple[tuple[Text, Callable[[Cell], str]], ...] = (

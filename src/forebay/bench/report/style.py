@@ -37,7 +37,7 @@ a { color: #14566e; }
 .left td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .left td.number, .left th.number { text-align: right; white-space: nowrap; overflow-wrap: normal; }
 .figures th { word-break: keep-all; }
-.wraps { white-space: normal; }
+.wraps { white-space: normal; } .whole { white-space: nowrap; }
 .verdict div { margin-top: .6rem; }
 .why { color: #44515c; font-size: .92em; overflow-wrap: anywhere; }
 code, pre { font: .88em/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }

@@ -64,7 +64,9 @@ def check_title(voice: Voice, check: Check) -> str:
     """In words, with what comes after the `@`; a check without a text by its own name."""
     kind, at, where = check.name.partition("@")
     known = CHECK_NAMES.get(kind)
-    title = kind if known is None else voice.plain(known)
+    if known is None:
+        return check.name
+    title = voice.plain(known)
     return f"{title} @ {where}" if at else title
 
 

@@ -30,6 +30,16 @@ class Role(Enum):
     """The candidate as one pool of several instances: each reads its own sessions and the others'."""
 
 
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sample of the stored bytes looks like: a device or a file system may keep equal or dull ones for free."""
+
+    sampled_files: int
+    duplicate_files: int
+    """Of those, with the same bytes in their middle as another."""
+    compressed_share: float
+    """Of the sampled bytes, that zlib leaves of them at level 1."""
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
@@ -40,6 +50,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Under the pool; None for a group without one, and for a pool that is not on this machine."""
     facts: dict[str, str] = {}
     """Of the target, such as its model, engine version and options."""
+    contents: Contents | None = None
+    """Of its roots, once populated. None where nothing is stored, or not on this machine."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +70,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     prompt_tokens: int
     output_tokens: int
+    stored_tokens: int = 0
+    """Of the prompt, that a restore can bring: whole blocks of the engine that were stored before."""
     hit_tokens: int | None
     """Of the prompt, not computed. None where the target does not say."""
     hit_source: str | None

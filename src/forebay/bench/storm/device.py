@@ -53,9 +53,27 @@ class Stamp:
         self._noise = np.random.Generator(np.random.SFC64(0)).integers(
             0, 2**64, most_bytes // _WORD_BYTES, dtype=np.uint64
         )
+        self._folds: dict[int, int] = {}
+        """Of the first so many words of the noise."""
 
     def fill(self, view: View, key: BlockKey) -> None:
         words = np.frombuffer(view, dtype=np.uint64)
         word = np.uint64(int.from_bytes(key[:_WORD_BYTES]))
         np.bitwise_xor(self._noise[: len(words)], word, out=words)
         view[: len(key)] = key
+
+    def fold(self, key: BlockKey, block_bytes: int) -> int:
+        """The exclusive or of the words that `fill` writes into a block of so many bytes, a multiple of a word's."""
+        words = block_bytes // _WORD_BYTES
+        if words not in self._folds:
+            self._folds[words] = fold(self._noise[:words].data)
+        head = np.empty(len(key) // _WORD_BYTES, dtype=np.uint64)
+        word = np.uint64(int.from_bytes(key[:_WORD_BYTES]))
+        np.bitwise_xor(self._noise[: len(head)], word, out=head)
+        rest = self._folds[words] ^ (int(word) if words % 2 else 0)
+        return rest ^ fold(head.data) ^ fold(memoryview(key))
+
+
+def fold(view: View) -> int:
+    """The exclusive or of all 64-bit words. One flipped bit anywhere gives another one."""
+    return int(np.bitwise_xor.reduce(np.frombuffer(view, dtype=np.uint64)))

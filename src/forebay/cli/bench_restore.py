@@ -1,0 +1,45 @@
+"""`forebay bench restore`: cold sessions come back, from a candidate medium, from a baseline, or by computing anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from forebay.bench.restore import report, run
+from forebay.bench.restore.options import read_options
+from forebay.cli.output import foreign
+from forebay.cli.progress import show_progress, terminable
+from forebay.errors import ConfigError
+
+
+@click.command("restore")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON on standard output, and nothing else there.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path(), help="Directory for the files of the result. [.]"
+)
+def bench_restore(plan: Path, as_json: bool, out: Path) -> int:
+    """Restore cold sessions, many at once, and compare where they come from.
+
+    PLAN is a TOML file with the groups to compare: what each asks (an emulated accelerator, a server, the built-in
+    engine) and where its KV lies. Sessions are stored, leave memory, and are asked for in waves, group after group in
+    turns. A result is VALID only if its evidence says so: reads were physical, nothing was warm, every request
+    succeeded. Written: restore.json, requests.jsonl (a request a line) and restore.svg.
+
+    Exit code: 0; 2 for a bad option or path; 3 if the measurement is not valid.
+    """
+    options = read_options(plan)
+    if not out.is_dir():
+        raise ConfigError(f"--out: {out} is not a directory: make it first, or name another one")
+    with terminable(), show_progress(run.steps(options)) as progress:
+        record = run.run_restore(options, command=("forebay", *sys.argv[1:]), progress=progress)
+    if as_json:
+        click.echo(report.encode_json(record), nl=False)
+    else:
+        report.print_record(record, Console())
+    written = report.write_files(record, out)
+    click.echo(foreign(f"wrote {', '.join(str(path) for path in written)}"), err=True)
+    return report.exit_code(record)
