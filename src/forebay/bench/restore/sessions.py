@@ -80,27 +80,30 @@ class Pair:
 
 
 def returning(workload: Workload, sessions: int) -> tuple[Pair, ...]:
-    """The first so many requests that are the last of their session and begin as an earlier one does.
+    """Of the requests that are the last of their session, those that share most with an earlier one, in their order.
 
     Raises ConfigError when the workload has fewer.
     """
     last_of = {arrival.session: at for at, arrival in enumerate(workload.arrivals) if arrival.session is not None}
     latest: dict[int, int] = {}
     """By block id, the last request so far that has it."""
-    pairs: list[Pair] = []
+    shared: list[tuple[int, int, Pair]] = []
+    """Negative number of blocks that a pair shares, its place in the workload, and the pair."""
     for at, arrival in enumerate(workload.arrivals):
         full = workload.full_blocks(arrival)
         if arrival.session is None or last_of[arrival.session] == at:
-            before = next((latest[block] for block in reversed(full) if block in latest), None)
-            if before is not None:
-                pairs.append(Pair(arrival, workload.arrivals[before]))
-                if len(pairs) == sessions:
-                    return tuple(pairs)
+            blocks = next((count for count in range(len(full), 0, -1) if full[count - 1] in latest), 0)
+            if blocks:
+                pair = Pair(arrival, workload.arrivals[latest[full[blocks - 1]]])
+                shared.append((-blocks, at, pair))
         latest.update(dict.fromkeys(full, at))
-    raise ConfigError(
-        f"the workload {workload.name} has {len(pairs)} requests that come back where {sessions} sessions are wanted: "
-        "give it more, or lower the concurrency"
-    )
+    if len(shared) < sessions:
+        raise ConfigError(
+            f"the workload {workload.name} has {len(shared)} requests that come back where {sessions} sessions are "
+            "wanted: give it more, or lower the concurrency"
+        )
+    most = sorted(shared, key=lambda each: each[:2])[:sessions]
+    return tuple(pair for _, _, pair in sorted(most, key=lambda each: each[1]))
 
 
 def sessions_for(workload: Workload, pairs: Sequence[Pair], *, instances: int, seed: int, is_shared: bool) -> Sessions:

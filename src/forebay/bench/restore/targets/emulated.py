@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,6 +62,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Host pool of each instance. Past it nothing is in flight."""
     load_or_compute: LoadOrCompute = LoadOrCompute.OFF
     """Off: all that is stored is loaded, so that media are compared and not decisions."""
+    file: dict[str, Any] = {}
+    """More options of the file tier, such as `reads_in_flight`."""
     silence_limit_s: float = 120.0
     """A request of which nothing is heard for so long has failed."""
 
@@ -210,6 +213,7 @@ class EmulatedTarget:
             "capacity_bytes": 2**50,
             "name": _TIER,
             "shared": is_shared,
+            **self._options.file,
         }  # fmt: skip
         if self._group.limit_bytes_per_s is not None:
             options = {
