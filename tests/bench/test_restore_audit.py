@@ -9,13 +9,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import restore_kit
 
 from forebay.assemble import Named
-from forebay.bench.evidence import Kernel, Validity
+from forebay.bench.evidence import Kernel, Medium, ReadCounts, Validity
+from forebay.bench.restore.audit import broken_claims
 from forebay.bench.restore.host import Host, Reading
 from forebay.bench.restore.options import GroupOptions, Limits, RestoreOptions
 from forebay.bench.restore.pagecache import files_below
-from forebay.bench.restore.results import RestoreRecord, Role
+from forebay.bench.restore.results import Contents, Group, RequestRecord, RestoreRecord, Role, WaveRecord
 from forebay.bench.restore.run import run_restore
 
 EMULATED = {"block_tokens": 256, "kv_scale": 0.004, "time_scale": 0.001, "host_bytes": 8_000_000}
@@ -128,3 +130,121 @@ class TestPlantedRuns:
         assert "2 of 2 requests were not restored in full, such as session 0: 0 of 1,024 tokens" in reasons(
             measure(disk, "flipped")
         )
+
+
+# --- made-up runs
+
+
+def claims(
+    *,
+    requests: Sequence[RequestRecord] | None = None,
+    waves: Sequence[WaveRecord] | None = None,
+    groups: Sequence[Group] | None = None,
+    limits: Limits | None = None,
+) -> str:
+    found = broken_claims(
+        restore_kit.groups() if groups is None else groups,
+        restore_kit.requests() if requests is None else requests,
+        restore_kit.waves() if waves is None else waves,
+        (4,),
+        limits or Limits(),
+    )
+    return "\n".join(found)
+
+
+def spoilt(**changes: object) -> list[RequestRecord]:
+    """One request of the candidate is another."""
+    whole = restore_kit.requests()
+    at = next(at for at, each in enumerate(whole) if each.group == "candidate")
+    return [*whole[:at], msgspec.structs.replace(whole[at], **changes), *whole[at + 1 :]]
+
+
+def spoilt_wave(**changes: object) -> list[WaveRecord]:
+    return [*restore_kit.waves()[:-1], restore_kit.wave("candidate", round=3, **changes)]
+
+
+def spoilt_group(**changes: object) -> list[Group]:
+    *others, candidate = restore_kit.groups()
+    return [*others, msgspec.structs.replace(candidate, **changes)]
+
+
+def test_a_sound_made_up_run_has_no_objections() -> None:
+    assert claims() == ""
+
+
+def test_without_requests_or_rounds_nothing_can_be_said() -> None:
+    assert claims(requests=[], waves=[]).count("there is no sample at concurrency 4") == 3
+    one_round = [each for each in restore_kit.requests() if each.round == 1]
+    assert "1 of 3 rounds at concurrency 4: too few" in claims(requests=one_round, waves=restore_kit.waves()[:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"error": "HTTP 500"}, "1 of 12 requests failed, the first with: HTTP 500"),
+        ({"output_tokens": 10}, "output tokens differ in 1 of 4 sessions, such as 0: 10, 11"),
+        ({"prompt_tokens": 900}, "prompt tokens differ in 1 of 4 sessions"),
+        ({"ttft_s": None}, "1 of 12 requests gave no token"),
+        ({"ttft_s": 99.0}, "1 of 12 requests have times that cannot be"),
+        ({"ttft_s": -1.0}, "1 of 12 requests have times that cannot be"),
+        ({"ttft_s": float("nan")}, "1 of 12 requests have times that cannot be"),
+        ({"hit_source": "host"}, "1 of 12 requests were restored from elsewhere than cold storage: host"),
+        ({"hit_source": "file+host"}, "restored from elsewhere than cold storage: file+host"),
+        ({"hit_source": None}, "of 1 requests it cannot be told which tier"),
+        ({"hit_tokens": None}, "of 1 requests it cannot be told how much was restored"),
+        ({"hit_tokens": 900}, "1 of 12 requests were not restored in full, such as session 0: 900 of 1,000 tokens"),
+        ({"stored_tokens": 0}, "1 of 12 requests had nothing to restore"),
+        ({"session": 1}, "round 1 at concurrency 4 read a session more than once"),
+    ],
+)
+def test_one_bad_request_is_enough(changes: dict[str, object], reason: str) -> None:
+    assert reason in claims(requests=spoilt(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"read": ReadCounts(process_bytes=10**9, device_bytes=4 * 10**9)}, "this process read 25% of the working set"),
+        ({"read": ReadCounts(process_bytes=4 * 10**9, device_bytes=0)}, "the device read 0% of the working set"),
+        ({"read": ReadCounts(process_bytes=None, device_bytes=None)}, "the kernel does not say"),
+        ({"wanted_bytes": 0}, "nothing was read from cold disk"),
+        ({"resident_bytes": 10**9}, "1 of 3 waves began with a warm page cache: up to 1.00 GB"),
+        ({"resident_bytes": None}, "of 1 waves it cannot be told whether the page cache was warm"),
+        ({"foreign_bytes": 10**9}, "others used the device during 1 of 3 waves, and moved up to 1.00 GB"),
+        ({"foreign_bytes": None}, "of 1 waves it cannot be told whether others used the device"),
+        ({"clock_step_s": -0.5}, "the clock jumped during 1 of 3 waves, by up to -0.500 s"),
+        ({"ended_s": 0.0}, "1 waves took no time"),
+    ],
+)
+def test_one_bad_wave_is_enough(changes: dict[str, object], reason: str) -> None:
+    assert reason in claims(waves=spoilt_wave(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"contents": Contents(sampled_files=9, duplicate_files=3, compressed_share=1.0)}, "3 of 9 stored blocks"),
+        ({"contents": Contents(sampled_files=9, duplicate_files=0, compressed_share=0.1)}, "compresses to 10%"),
+        ({"contents": None}, "nothing that is stored was found"),
+        ({"medium": None}, "does not lie on this machine"),
+        ({"medium": Medium(path="/p", filesystem="tmpfs", source="tmpfs", doubt="it is memory")}, "it is memory"),
+    ],
+)
+def test_what_is_stored_has_to_be_on_a_disk_and_to_be_read_from_it(changes: dict[str, object], reason: str) -> None:
+    assert reason in claims(groups=spoilt_group(**changes))
+
+
+def test_a_control_that_drifts_and_one_that_found_something() -> None:
+    whole = [
+        msgspec.structs.replace(each, ttft_s=(each.ttft_s or 0) * 1.2, ended_s=each.ended_s + 5)
+        if each.group == "baseline" and each.round == 3
+        else each
+        for each in restore_kit.requests()
+    ]
+    assert claims(requests=whole) == "baseline: this control drifted by 20.0% at concurrency 4, where 10% is allowed"
+    assert claims(requests=whole, limits=Limits(control_drift=0.25)) == ""
+    found = [
+        msgspec.structs.replace(each, hit_tokens=16) if each.group == "recompute" else each
+        for each in restore_kit.requests()
+    ]
+    assert "recompute: 12 of 12 requests found tokens, where all were to be computed" in claims(requests=found)
