@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from forebay.cli import cli
 
 PLAN = """
-concurrency = [2]
+concurrency = [4]
 rounds = 2
 [limits]
 rounds = 2
@@ -21,7 +21,7 @@ foreign_share = 1000.0
 [workload]
 kind = "cold"
 [workload.options]
-sessions = 2
+sessions = 4
 prefix_tokens = 1024
 output_tokens = 4
 [[group]]
@@ -57,13 +57,14 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_restores_every_block_with_the_outputs_of_recomputing(out: Path) -> None:
     record = json.loads((out / "restore.json").read_text())
     assert record == json.loads((out / "stdout.json").read_text())
-    assert len(record["requests"]) == 3 * 2 * 2
+    assert len(record["requests"]) == 3 * 2 * 4
     for each in record["requests"]:
         assert each["error"] == ""
         assert each["output_tokens"] == 4
         assert each["hit_tokens"] == (0 if each["group"] == "recompute" else 1024)
     assert all(each["tokens_equal"] for each in record["comparisons"])
-    assert {each["written_by"] != each["instance"] for each in record["requests"] if each["group"] == "pool"} == {False}
+    shared = [each["written_by"] == each["instance"] for each in record["requests"] if each["group"] == "pool"]
+    assert shared.count(True) == shared.count(False)  # its own sessions, and the other's
     assert not list((out / "pool").iterdir())  # what was made is removed
 
 
@@ -74,13 +75,13 @@ def test_the_throttled_group_says_so_and_is_as_slow_as_it_says(out: Path) -> Non
     assert "throttled" not in facts["pool"]
     waves = [wave for wave in record["waves"] if wave["group"] == "baseline"]
     for wave in waves:
-        assert wave["wanted_bytes"] == 2 * 4 * 260_048
+        assert wave["wanted_bytes"] == 4 * 4 * 260_048
         assert wave["ended_s"] - wave["began_s"] >= wave["wanted_bytes"] / 100e6
 
 
 def test_requests_are_lines_and_the_picture_is_well_formed(out: Path) -> None:
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
-    assert len(lines) == 12
+    assert len(lines) == 24
     assert all(line["end_to_end_s"] >= line["ttft_s"] > 0 for line in lines)
     picture = xml.etree.ElementTree.fromstring((out / "restore.svg").read_text())
     assert "baseline" in "".join(picture.itertext())

@@ -107,6 +107,8 @@ def check_options(options: RestoreOptions) -> None:
         raise ConfigError("a concurrency is given twice: name each once, and raise the rounds")
     if options.rounds < 1:
         raise ConfigError(f"rounds must be 1 or more, not {options.rounds}")
+    if not 0 <= options.seed < 2**63:
+        raise ConfigError(f"seed must be from 0 to 2**63 - 1, not {options.seed}")
     if not max(options.concurrency) <= options.populated_sessions <= _MOST_SESSIONS:
         raise ConfigError(
             f"sessions must be from the largest concurrency, {max(options.concurrency)}, to {_MOST_SESSIONS}, "

@@ -86,8 +86,9 @@ class ThrottledTier:
         outcomes: list[Outcome] = []
         for first in range(0, len(keys), self._piece_blocks):
             piece = slice(first, first + self._piece_blocks)
+            through_ns = self._line.queue(len(keys[piece]) * self.spec.stored_bytes)
             outcomes += self._tier.read(keys[piece], into[piece])
-            self._line.carry(len(keys[piece]) * self.spec.stored_bytes)
+            self._line.wait(through_ns)
         return outcomes
 
     def write(self, keys: Sequence[BlockKey], views: Sequence[View]) -> Sequence[Outcome]:
@@ -126,13 +127,25 @@ class Line:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def carry(self, moved_bytes: int) -> None:
-        """Return when these bytes are through. Raises TierUnavailable once closed."""
+    def queue(self, moved_bytes: int) -> int:
+        """Take the medium's next time for these bytes; returns when they are through, by the clock.
+
+        Raises TierUnavailable once closed.
+        """
         with self._lock:
             if self._is_closed:
                 raise TierUnavailable("the throttled tier is closed")
-            wait_ns = self._queue(round(moved_bytes * 1e9 / self._bytes_per_s))
-        self._sleep_ns(wait_ns)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                return self._append(round(moved_bytes * 1e9 / self._bytes_per_s))
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def wait(self, through_ns: int) -> None:
+        """Return when the clock says so."""
+        wait_ns = through_ns - self._clock_ns()
+        if wait_ns > 0:
+            self._sleep_ns(wait_ns)
 
     def close(self) -> None:
         with self._lock:
@@ -140,20 +153,15 @@ class Line:
                 self._is_closed = True
                 os.close(self._descriptor)
 
-    def _queue(self, takes_ns: int) -> int:
-        """Take the next so much time of the medium; returns how long from now until it is over."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            now_ns = self._clock_ns()
-            held = os.pread(self._descriptor, _FREE_AT.size, 0)
-            free_at_ns = _FREE_AT.unpack(held)[0] if len(held) == _FREE_AT.size else 0
-            if free_at_ns > now_ns + _LONGEST_LINE_NS:
-                free_at_ns = 0  # written before a reboot, or by nobody who keeps to this: the clock began anew
-            free_at_ns = max(free_at_ns, now_ns) + takes_ns
-            os.pwrite(self._descriptor, _FREE_AT.pack(free_at_ns), 0)
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        return free_at_ns - now_ns
+    def _append(self, takes_ns: int) -> int:
+        now_ns = self._clock_ns()
+        held = os.pread(self._descriptor, _FREE_AT.size, 0)
+        free_at_ns = _FREE_AT.unpack(held)[0] if len(held) == _FREE_AT.size else 0
+        if free_at_ns > now_ns + _LONGEST_LINE_NS:
+            free_at_ns = 0  # written before a reboot, or by nobody who keeps to this: the clock began anew
+        free_at_ns = max(free_at_ns, now_ns) + takes_ns
+        os.pwrite(self._descriptor, _FREE_AT.pack(free_at_ns), 0)
+        return free_at_ns
 
 
 def _sleep(wait_ns: int) -> None:

@@ -1,0 +1,106 @@
+"""What is populated and what is asked, from every workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.bench.restore.sessions import Prompt, Sessions, returning, sessions_for, wave_of
+from forebay.errors import ConfigError
+from forebay.workloads import Workload, agents, chat, cold, rag, restore, trace
+
+TRACE = "\n".join(
+    f'{{"timestamp": {at}, "input_length": {512 * blocks + 5}, "output_length": 7, "hash_ids": {ids}}}'
+    for at, (blocks, ids) in enumerate(
+        [(2, [1, 2, 90]), (3, [1, 2, 3, 91]), (1, [7, 92]), (3, [7, 8, 9, 93]), (1, [5, 94])]
+    )
+)
+
+
+@pytest.fixture(params=["cold", "chat", "rag", "agents", "restore", "trace"])
+def workload(request: pytest.FixtureRequest, tmp_path: Path) -> Workload:
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    return {
+        "cold": lambda: cold.build(cold.Options(sessions=8, prefix_tokens=2048)),
+        "chat": lambda: chat.build(chat.Options(sessions=20)),
+        "rag": lambda: rag.build(rag.Options(requests=60, documents=10)),
+        "agents": lambda: agents.build(agents.Options(tasks=5)),
+        "restore": lambda: restore.build(restore.Options(sessions=20, prompt_tokens=2000)),
+        "trace": lambda: trace.build(trace.Options(path=str(tmp_path / "trace.jsonl"))),
+    }[request.param]()
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_asked_begins_as_something_that_was_populated(
+    workload: Workload, instances: int, is_shared: bool
+) -> None:
+    pairs = returning(workload, 1 if workload.name == "trace.jsonl" else 6)
+    found = sessions_for(workload, pairs, instances=instances, seed=0, is_shared=is_shared)
+    assert [each.session for each in found.questions] == list(range(len(pairs)))
+    for question in found.questions:
+        tokens = question.prompt.token_ids(range(1000))
+        assert len(tokens) == question.prompt.tokens
+        assert 0 < question.stored_tokens <= question.prompt.tokens
+        assert question.output_tokens >= 1
+        reach = [each for each in found.populated if is_shared or each.instance == question.instance]
+        longest = max(_common(tokens, each.prompt) for each in reach)
+        assert longest >= question.stored_tokens  # it is really there, token by token
+        assert longest < question.stored_tokens + workload.block_tokens
+
+
+def _common(tokens, prompt: Prompt) -> int:
+    other = prompt.token_ids(range(1000))
+    length = min(len(tokens), len(other))
+    differs = (tokens[:length] != other[:length]).nonzero()[0]
+    return int(differs[0]) if len(differs) else length
+
+
+def cold_sessions(sessions: int, instances: int, *, is_shared: bool) -> Sessions:
+    workload = cold.build(cold.Options(sessions=sessions, prefix_tokens=1024))
+    return sessions_for(workload, returning(workload, sessions), instances=instances, seed=0, is_shared=is_shared)
+
+
+@given(st.integers(1, 5), st.integers(1, 6))
+def test_a_shared_pool_is_read_by_its_writers_and_by_others_and_evenly(instances: int, turns: int) -> None:
+    found = cold_sessions(instances * instances * turns, instances, is_shared=True)
+    readers = [each.instance for each in found.questions]
+    assert {readers.count(instance) for instance in range(instances)} == {len(readers) // instances}
+    own = sum(each.instance == each.written_by for each in found.questions)
+    assert own == len(readers) // instances
+
+
+def test_independent_instances_read_what_they_wrote() -> None:
+    found = cold_sessions(7, 3, is_shared=False)
+    assert all(each.instance == each.written_by for each in found.questions)
+    assert len(found.populated) == 7
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
+def test_a_wave_wants_each_session_once_and_all_have_their_turn(sessions: int, concurrency: int, rounds: int) -> None:
+    questions = cold_sessions(sessions, 1, is_shared=False).questions
+    concurrency = min(concurrency, sessions)
+    waves = [wave_of(questions, concurrency, number) for number in range(1, rounds + 1)]
+    for wave in waves:
+        assert len({each.session for each in wave}) == concurrency
+    asked = [each.session for wave in waves for each in wave]
+    counts = [asked.count(session) for session in range(sessions)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_the_seed_and_the_blocks_decide_the_tokens_and_nothing_else() -> None:
+    one = Prompt((3, 4), 8, 13, seed=0)
+    assert (one.token_ids(range(500)) == Prompt((3, 4), 8, 13, seed=0).token_ids(range(500))).all()
+    assert (one.token_ids(range(500))[:8] == Prompt((3, 9), 8, 16, seed=0).token_ids(range(500))[:8]).all()
+    assert (one.token_ids(range(500)) != Prompt((3, 4), 8, 13, seed=1).token_ids(range(500))).any()
+    assert set(one.token_ids(range(7, 9))) <= {7, 8}
+    assert len(Prompt((), 8, 0, seed=0).token_ids(range(5))) == 0
+
+
+def test_a_workload_in_which_nothing_comes_back_is_refused() -> None:
+    workload = restore.build(restore.Options(sessions=5, returning_share=0.0))
+    with pytest.raises(ConfigError, match="has 0 requests that come back where 2 sessions are wanted"):
+        returning(workload, 2)
