@@ -13,6 +13,7 @@ from forebay.bench.restore.results import (
     BandwidthSample,
     Cell,
     Comparison,
+    Contents,
     Group,
     RequestRecord,
     RestoreRecord,
@@ -46,6 +47,9 @@ def group(role: Role, name: str = "") -> Group:
         instances=2 if role is Role.SHARED else 1,
         target="emulated",
         medium=None if role is Role.RECOMPUTE else medium,
+        contents=None
+        if role is Role.RECOMPUTE
+        else Contents(sampled_files=200, duplicate_files=0, compressed_share=0.9987),
         facts={"engine": "timed compute of profile 8-gpu", "model": "a model of 62 layers"},
     )
 
@@ -110,6 +114,7 @@ def _requests(chance: random.Random, each: Group, concurrency: int, number: int,
             ended_s=sent_s + 2.0 + (session + 1) * SESSION_BYTES / rate,
             prompt_tokens=60_000,
             output_tokens=OUTPUT_TOKENS,
+            stored_tokens=0 if each.role is Role.RECOMPUTE else 59_968,
             hit_tokens=0 if each.role is Role.RECOMPUTE else 59_968,
             hit_source=None if each.role is Role.RECOMPUTE else "file",
             output_digest=f"{session:064x}",

@@ -59,6 +59,13 @@ def test_verdicts_and_exit_codes(
         assert bundle.read("gates.json") == (tmp_path / "out" / RECORD_NAME).read_bytes()
         measured = [result["gate"] for result in record["results"] if result["files"]]
         assert {f"{name}/found.txt" for name in measured} <= set(bundle.namelist())
+        page = (tmp_path / "out/report.html").read_bytes()
+        assert bundle.read("report.html") == page
+        assert f'<span class="word">{record_outcome(outcomes)}</span>'.encode() in page
+
+
+def record_outcome(outcomes: list[str]) -> str:
+    return next(each.upper() for each in ("fail", "invalid", "pass") if each in outcomes)
 
 
 def test_text_names_every_check_with_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from browser_kit import NAMES, Browser, browser, chromium
 from report_kit import gates_record, restore_record
 
 from forebay.bench.gates.verdicts import Bound, check
-from forebay.bench.report.page import Contents, render_report
+from forebay.bench.report.page import Records, render_report
 from forebay.bench.report.texts import Language
 
 PROGRAM = chromium()
@@ -61,7 +61,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With everything in it that a report can hold, and with names that do not break."""
     failed = check(f"unheard_of_{LONG}@8", 3.0, Bound.AT_MOST, 2.0, "count")
     invalid = check("ttft_p50_change@16", None, Bound.AT_MOST, -0.25, "ratio", invalid=LONG)
-    contents = Contents(
+    records = Records(
         gates=gates_record(failed, invalid, title=f"Acceptance {LONG}", stopped_early="p99 has left its bound"),
         restores=(
             restore_record(),
@@ -69,7 +69,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render_report(contents))
+    path.write_text(render_report(records))
     return path
 
 
@@ -109,7 +109,7 @@ def test_both_languages_fit_and_every_figure_has_its_text(opened: Browser, page:
 
 def test_what_the_browser_says_would_be_seen(opened: Browser, tmp_path: Path) -> None:
     """The test above can fail: a script in the page is refused aloud."""
-    text = render_report(Contents(restores=(restore_record(concurrencies=(2,), rounds=1),)))
+    text = render_report(Records(restores=(restore_record(concurrencies=(2,), rounds=1),)))
     (tmp_path / "bad.html").write_text(text.replace("</main>", "</main><script>alert(1)</script>", 1))
     opened.show(tmp_path / "bad.html", 1280)
     assert "Content Security Policy" in str(messages(opened))

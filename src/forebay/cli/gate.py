@@ -10,16 +10,19 @@ from rich.console import Console
 
 from forebay.bench.bundle import BundleUnsound, read_private_key, sign_bundle, verify_bundle, write_bundle
 from forebay.bench.bundle.keys import SigningKey
+from forebay.bench.files import write_whole
 from forebay.bench.gates.plan import read_plan
 from forebay.bench.gates.report import encode_json, exit_code, print_report
 from forebay.bench.gates.run import evidence_files, run_plan, steps
 from forebay.bench.gates.verdicts import GatesRecord
+from forebay.bench.report.page import render_report
+from forebay.bench.report.reading import records_of_run
 from forebay.cli.output import foreign
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
 
 _PATH = click.Path(path_type=Path)
-_BUNDLE_NAME = "gates.zip"
+_BUNDLE_NAME, _PAGE_NAME = "gates.zip", "report.html"
 
 
 @click.group()
@@ -33,7 +36,7 @@ def gate() -> None:
 @click.option("--key", type=_PATH, help="Sign the bundle with this private key, of `forebay bundle keygen`.")
 @click.option("--json", "as_json", is_flag=True, help="The record as JSON on standard output, and nothing else there.")
 def run_gates(plan_path: Path, out: Path | None, key: Path | None, as_json: bool) -> int:
-    """Run the gates of PLAN (TOML), each with its limits, and bundle the evidence.
+    """Run the gates of PLAN (TOML), each with its limits, write report.html, and bundle the evidence.
 
     A run that was interrupted, by a reboot too, goes on where it was when the same command is given again. A plan that
     has changed meanwhile is refused.
@@ -46,13 +49,14 @@ def run_gates(plan_path: Path, out: Path | None, key: Path | None, as_json: bool
     with terminable(), show_progress(steps(plan)) as progress:
         record = run_plan(plan, directory, command=("forebay", *sys.argv[1:]), progress=progress)
     try:
+        page = write_whole(directory / _PAGE_NAME, render_report(records_of_run(record, directory)).encode())
         bundle = _bundle(record, directory, signing_key)
     finally:  # hours of work are shown even if they cannot be kept
         if as_json:
             click.echo(encode_json(record), nl=False)
         else:
             print_report(record, Console())
-    click.echo(foreign(f"wrote {bundle}"), err=True)
+    click.echo(foreign(f"wrote {page} and {bundle}"), err=True)
     return exit_code(record)
 
 
@@ -67,7 +71,8 @@ def _bundle(record: GatesRecord, directory: Path, key: SigningKey | None) -> Pat
 
 def _write_and_sign(path: Path, record: GatesRecord, directory: Path, key: SigningKey | None) -> Path:
     if not path.exists():
-        write_bundle(path, evidence_files(record, directory), title=record.title, created=record.created)
+        files = evidence_files(record, directory) | {_PAGE_NAME: directory / _PAGE_NAME}
+        write_bundle(path, files, title=record.title, created=record.created)
     if key is not None and key.public_bytes.hex() not in verify_bundle(path).signed_by:
         sign_bundle(path, key)
     return path

@@ -9,7 +9,7 @@ import click
 from forebay.bench.bundle import BundleUnsound
 from forebay.bench.files import write_whole
 from forebay.bench.report.page import render_report
-from forebay.bench.report.reading import read_contents
+from forebay.bench.report.reading import read_records
 from forebay.bench.report.texts import Language
 from forebay.cli.output import foreign, one_line
 
@@ -31,7 +31,7 @@ def report(records: tuple[Path, ...], out: Path, language: str) -> int:
     Exit code: 0; 1 if a bundle does not verify; 2 for a file that is no record.
     """
     try:
-        page = render_report(read_contents(records), first=_TAGS[language])
+        page = render_report(read_records(records), first=_TAGS[language])
     except BundleUnsound as error:
         click.echo(f"does not verify: {one_line(str(error))}")
         return 1

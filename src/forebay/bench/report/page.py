@@ -29,7 +29,7 @@ from forebay.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class Records:
     """What a report tells of: a run of gates, measurements, or both (the measurements that the gates stand on)."""
 
     gates: GatesRecord | None = None
@@ -46,18 +46,18 @@ class Contents:
         return self.gates.created if self.gates is not None else self.restores[0].created
 
 
-def render_report(contents: Contents, first: Language = Language.ENGLISH) -> str:
+def render_report(records: Records, first: Language = Language.ENGLISH) -> str:
     """The whole page, well-formed XML as well as HTML. `first` is the language that it opens in.
 
     Raises ConfigError if there is nothing to tell of.
     """
-    if contents.gates is None and not contents.restores:
+    if records.gates is None and not records.restores:
         raise ConfigError("there is no record to report on: give at least one")
     body = [
         *(_choice(language, is_chosen=language is first) for language in Language),
-        *(_main(Voice(language), contents) for language in Language),
+        *(_main(Voice(language), records) for language in Language),
     ]
-    return document(contents.title, REPORT_STYLE, body, language=first.value)
+    return document(records.title, REPORT_STYLE, body, language=first.value)
 
 
 def _choice(language: Language, *, is_chosen: bool) -> str:
@@ -77,19 +77,19 @@ class _Section:
     markup: str
 
 
-def _main(voice: Voice, contents: Contents) -> str:
+def _main(voice: Voice, records: Records) -> str:
     tag = voice.language.value
-    kind = texts.GATES_KIND if contents.gates is not None else texts.RESTORE_KIND
-    sections = [each for each in _sections(voice, contents) if each.markup]
-    created = voice(texts.CREATED, created=time_text(contents.created))
+    kind = texts.GATES_KIND if records.gates is not None else texts.RESTORE_KIND
+    sections = [each for each in _sections(voice, records) if each.markup]
+    created = voice(texts.CREATED, created=time_text(records.created))
     links = "".join(f'<li><a href="#{tag}-{each.name}">{voice(each.title)}</a></li>' for each in sections)
     return "\n".join(
         (
             f'<main lang="{tag}">',
             f'<p class="over">Forebay · {voice(kind)} · {created}</p>',
-            f"<h1>{escaped(contents.title)}</h1>",
-            _banner(voice, contents),
-            f'<div class="headline">{_headlines(voice, contents)}</div>',
+            f"<h1>{escaped(records.title)}</h1>",
+            _banner(voice, records),
+            f'<div class="headline">{_headlines(voice, records)}</div>',
             f'<nav aria-label="{voice(texts.CONTENTS)}"><ul>{links}</ul></nav>',
             *(
                 f'<section><h2 id="{tag}-{each.name}">{voice(each.title)}</h2>\n{each.markup}</section>'
@@ -100,42 +100,42 @@ def _main(voice: Voice, contents: Contents) -> str:
     )
 
 
-def _sections(voice: Voice, contents: Contents) -> list[_Section]:
-    gates, tag = contents.gates, voice.language.value
+def _sections(voice: Voice, records: Records) -> list[_Section]:
+    gates, tag = records.gates, voice.language.value
     return [
         _Section("gates", texts.GATES, "" if gates is None else acceptance.summary(voice, gates)),
-        _Section("comparison", texts.COMPARISON, _of_each(contents, lambda each, _: restores.comparison(voice, each))),
+        _Section("comparison", texts.COMPARISON, _of_each(records, lambda each, _: restores.comparison(voice, each))),
         _Section(
             "pictures",
             texts.PICTURES,
-            _of_each(contents, lambda each, number: pictures(voice, each, f"{tag}-{number}")),
+            _of_each(records, lambda each, number: pictures(voice, each, f"{tag}-{number}")),
         ),
         _Section("checks", texts.CHECKS, "" if gates is None else _checks(voice, gates)),
-        _Section("figures", texts.ALL_FIGURES, _of_each(contents, lambda each, _: restores.all_figures(voice, each))),
-        _Section("evidence", texts.EVIDENCE, _of_each(contents, lambda each, _: restores.evidence(voice, each))),
-        _Section("environment", texts.ENVIRONMENT, _environments(voice, contents)),
-        _Section("plan", texts.PLAN, _plan(voice, contents)),
-        _Section("verify", texts.VERIFY, _steps(voice, contents)),
+        _Section("figures", texts.ALL_FIGURES, _of_each(records, lambda each, _: restores.all_figures(voice, each))),
+        _Section("evidence", texts.EVIDENCE, _of_each(records, lambda each, _: restores.evidence(voice, each))),
+        _Section("environment", texts.ENVIRONMENT, _environments(voice, records)),
+        _Section("plan", texts.PLAN, _plan(voice, records)),
+        _Section("verify", texts.VERIFY, _steps(voice, records)),
         _Section("definitions", texts.READING, _definitions(voice)),
     ]
 
 
-def _of_each(contents: Contents, write: Callable[[RestoreRecord, int], str]) -> str:
+def _of_each(records: Records, write: Callable[[RestoreRecord, int], str]) -> str:
     """Each measurement's part, under its title if there are several. `write` gets the record and its number."""
-    parts = [write(each, number) for number, each in enumerate(contents.restores)]
+    parts = [write(each, number) for number, each in enumerate(records.restores)]
     if len(parts) < 2:
         return "".join(parts)
     return "".join(
-        f"<h3>{escaped(record.title)}</h3>{part}" for record, part in zip(contents.restores, parts, strict=True)
+        f"<h3>{escaped(record.title)}</h3>{part}" for record, part in zip(records.restores, parts, strict=True)
     )
 
 
 # ---- the top
 
 
-def _banner(voice: Voice, contents: Contents) -> str:
-    gates = contents.gates
-    invalid = [each for each in contents.restores if each.verdict.validity is Validity.INVALID]
+def _banner(voice: Voice, records: Records) -> str:
+    gates = records.gates
+    invalid = [each for each in records.restores if each.verdict.validity is Validity.INVALID]
     doubts = "".join(
         f"<div><p>{voice(texts.RESTORE_IS_INVALID, title=each.title)}</p>{foreign_items(each.verdict.reasons)}</div>"
         for each in invalid
@@ -164,8 +164,8 @@ def _outcome_words(voice: Voice, gates: GatesRecord) -> str:
             return voice(texts.NOTHING_MEASURED)
 
 
-def _headlines(voice: Voice, contents: Contents) -> str:
-    return _of_each(contents, lambda each, _: restores.headline(voice, each))
+def _headlines(voice: Voice, records: Records) -> str:
+    return _of_each(records, lambda each, _: restores.headline(voice, each))
 
 
 # ---- the bottom
@@ -175,11 +175,11 @@ def _checks(voice: Voice, gates: GatesRecord) -> str:
     return f'<p class="small">{voice(texts.CHECKS_NOTE)}</p>{acceptance.checks(voice, gates)}'
 
 
-def _environments(voice: Voice, contents: Contents) -> str:
+def _environments(voice: Voice, records: Records) -> str:
     """Each environment once: those of one run are mostly the same."""
     titles: dict[bytes, list[str]] = {}
     found: dict[bytes, Environment] = {}
-    for record in (contents.gates, *contents.restores):
+    for record in (records.gates, *records.restores):
         if record is not None:
             encoded = msgspec.msgpack.encode(record.environment)
             found[encoded] = record.environment
@@ -216,26 +216,26 @@ def _fact(voice: Voice, name: str, fact: object) -> str:
             return escaped(fact) or NOTHING
 
 
-def _plan(voice: Voice, contents: Contents) -> str:
+def _plan(voice: Voice, records: Records) -> str:
     """The plan's text, each measurement's options, and the command lines."""
     parts = []
-    if contents.gates is not None:
-        parts.append(f"<pre>{escaped(contents.gates.plan_text)}</pre>")
-        digest = voice(texts.PLAN_DIGEST, digest=contents.gates.plan_sha256)
+    if records.gates is not None:
+        parts.append(f"<pre>{escaped(records.gates.plan_text)}</pre>")
+        digest = voice(texts.PLAN_DIGEST, digest=records.gates.plan_sha256)
         parts.append(f'<p class="small"><code>{digest}</code></p>')
-    for record in contents.restores:
+    for record in records.restores:
         rows = {escaped(name): _fact(voice, name, fact) for name, fact in record.options.items() if fact is not None}
         rows = {voice(texts.WORKLOAD): escaped(record.workload), **rows}
         parts.append(f"<h3>{voice(texts.OPTIONS, title=record.title)}</h3>{facts(rows)}")
-    commands = {escaped(" ".join(each.command)) for each in (contents.gates, *contents.restores) if each is not None}
+    commands = {escaped(" ".join(each.command)) for each in (records.gates, *records.restores) if each is not None}
     parts.append(f"<h3>{voice(texts.COMMAND)}</h3>")
     parts += [f"<pre>{command}</pre>" for command in sorted(commands)]
     return "".join(parts)
 
 
-def _steps(voice: Voice, contents: Contents) -> str:
+def _steps(voice: Voice, records: Records) -> str:
     steps = f"<ol>{''.join(f'<li>{voice(step)}</li>' for step in texts.VERIFY_STEPS)}</ol>"
-    return steps + "".join(_proof(voice, proof) for proof in contents.proofs)
+    return steps + "".join(_proof(voice, proof) for proof in records.proofs)
 
 
 def _proof(voice: Voice, proof: Verification) -> str:

@@ -11,12 +11,13 @@ import msgspec
 from forebay.bench.bundle import BundleUnsound, Verification, read_member, verify_bundle
 from forebay.bench.gates.run import RECORD_NAME as GATES_NAME
 from forebay.bench.gates.verdicts import GatesRecord
-from forebay.bench.report.page import Contents
+from forebay.bench.report.page import Records
+from forebay.bench.restore.options import JSON_NAME as RESTORE_NAME
 from forebay.bench.restore.results import RestoreRecord
 from forebay.errors import ConfigError
 
-RESTORE_NAME = "restore.json"
-"""The last part of its name, in a bundle."""
+_NAMES = (GATES_NAME, RESTORE_NAME)
+"""Of records in a bundle: the last part of their names."""
 _MOST_BYTES = 512 * 2**20
 _ZIP_MAGIC = b"PK"
 
@@ -28,7 +29,7 @@ class _Kind(msgspec.Struct):
     cells: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def read_contents(paths: Sequence[Path]) -> Contents:
+def read_records(paths: Sequence[Path]) -> Records:
     """Records of gates and of restores in JSON, or bundles of them.
 
     Raises ConfigError for what is neither, and for more than one run of gates; BundleUnsound for a bundle that does
@@ -47,7 +48,14 @@ def read_contents(paths: Sequence[Path]) -> Contents:
     if len(gates) > 1:
         raise ConfigError("a report tells of one run of gates: give one record of gates, and make a page for each")
     restores = tuple(each for each in records if isinstance(each, RestoreRecord))
-    return Contents(gates=gates[0] if gates else None, restores=restores, proofs=tuple(proofs))
+    return Records(gates=gates[0] if gates else None, restores=restores, proofs=tuple(proofs))
+
+
+def records_of_run(gates: GatesRecord, directory: Path) -> Records:
+    """A run of gates with the measurements that lie in its directory. Raises ConfigError for one that is no record."""
+    names = [name for result in gates.results for name in result.files if name.rpartition("/")[2] == RESTORE_NAME]
+    found = [decode_record(name, _content(directory / name)) for name in names]
+    return Records(gates=gates, restores=tuple(each for each in found if isinstance(each, RestoreRecord)))
 
 
 def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
@@ -66,7 +74,7 @@ def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
 def _bundled(path: Path, verified: Verification) -> list[GatesRecord | RestoreRecord]:
     found = []
     for each in verified.manifest.files:
-        if each.name.rpartition("/")[2] in (GATES_NAME, RESTORE_NAME):
+        if each.name.rpartition("/")[2] in _NAMES:
             text = read_member(path, each.name, _MOST_BYTES)
             if hashlib.sha256(text).hexdigest() != each.sha256:
                 raise BundleUnsound(f"{path} changed while it was read")

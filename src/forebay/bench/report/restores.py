@@ -27,7 +27,7 @@ from forebay.bench.report.values import (
     token_rate_text,
     value_text,
 )
-from forebay.bench.restore.results import Cell, Comparison, Group, RestoreRecord, Role, Spread, WaveRecord
+from forebay.bench.restore.results import Cell, Comparison, Contents, Group, RestoreRecord, Role, Spread, WaveRecord
 from forebay.bench.units import NOTHING, bytes_text, seconds_text
 
 _UNIT = re.compile(r"(?<=\d) (?=s\b|ms\b|%)")
@@ -297,10 +297,19 @@ def _groups(voice: Voice, record: RestoreRecord) -> str:
             voice(texts.TARGET): _target(voice, group),
             voice(texts.INSTANCES): str(group.instances),
             voice(texts.MEDIUM): _medium(voice, group.medium),
+            **_stored(voice, group.contents),
             **{escaped(name): escaped(fact) for name, fact in group.facts.items()},
         }
         parts.append(f"<h5>{escaped(group.name)}</h5>{facts(rows)}")
     return "".join(parts)
+
+
+def _stored(voice: Voice, contents: Contents | None) -> dict[str, str]:
+    if contents is None:
+        return {}
+    share = f"{100 * contents.compressed_share:.0f} %"
+    files, duplicates = f"{contents.sampled_files:,}", f"{contents.duplicate_files:,}"
+    return {voice(texts.STORED): voice(texts.STORED_SAMPLE, files=files, duplicates=duplicates, share=share)}
 
 
 def _target(voice: Voice, group: Group) -> str:

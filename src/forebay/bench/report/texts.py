@@ -193,7 +193,28 @@ BOUNDS = {
     Bound.AT_LEAST: Text("at least {limit}", "不低于 {limit}"),
     Bound.EQUAL: Text("exactly {limit}", "恰为 {limit}"),
 }
-CHECK_NAMES: dict[str, Text] = {}
+CHECK_NAMES = {
+    "ttft_p50_change": Text("change of TTFT p50 against the baseline", "TTFT p50 相对基线的变化"),
+    "throughput_change": Text("change of output tokens a second against the baseline", "每秒输出 token 相对基线的变化"),
+    "wrong_bytes": Text("wrong bytes returned", "返回的错误字节"),
+    "wrong_tokens": Text("tokens in wrong blocks", "错误块中的 token"),
+    "unsound_rests": Text(
+        "times at rest with something left over (pins, slots, half-written blocks)",
+        "静止时仍有残留（引用、槽、半写的块）的次数",
+    ),
+    "crashes": Text("unplanned ends of a worker", "工作进程的意外终止"),
+    "unexpected_errors": Text("errors that no fault explains", "不能由故障解释的错误"),
+    "rss_growth": Text("growth of a worker's memory", "工作进程内存的增长"),
+    "descriptor_growth": Text("growth of a worker's open descriptors", "工作进程打开的描述符的增长"),
+    "pool_bytes": Text("most that the pool occupied, against its capacity", "缓存池占用的最大值（对其容量）"),
+    "miscounted_bytes": Text("bytes in the pool that its catalogue counts wrongly", "目录册计数有误的池内字节"),
+    "temporary_files_left": Text("temporary files left behind", "遗留的临时文件"),
+    "shm_segments_left": Text("shared memory segments left behind", "遗留的共享内存段"),
+    "p99_drift": Text("p99 of loads in the last window, over that in the first", "末段加载 p99 与首段之比"),
+    "disk_loads": Text("loads that brought something from disk", "从磁盘取回内容的加载次数"),
+    "load_time": Text("time under load", "加载运行的时间"),
+    "fault_seen": Text("times that a fault reached the product", "故障作用到产品的次数"),
+}
 """By the part of a check's name before the `@`."""
 
 # ---- figures
@@ -282,6 +303,11 @@ MEDIUM_FOUND = Text(
     "{path}: {filesystem} on {source}, block device {device}", "{path}：{filesystem}，位于 {source}，块设备 {device}"
 )
 NO_MEDIUM = Text("none on this machine", "本机上没有")
+STORED = Text("what is stored", "存储的内容")
+STORED_SAMPLE = Text(
+    "{files} stored files were looked at: {duplicates} have the bytes of another, and they compress to {share}",
+    "抽查了 {files} 个存储文件：{duplicates} 个与其他文件字节相同，压缩后为 {share}",
+)
 WORKLOAD = Text("workload", "负载")
 
 # ---- environment, plan, verification

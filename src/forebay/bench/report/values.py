@@ -11,6 +11,8 @@ from forebay.bench.report.texts import BOUNDS, CHECK_NAMES, GROUP_NAME, NO, ROLE
 from forebay.bench.restore.results import Cell, Comparison, Group, RestoreRecord, Role, Spread
 from forebay.bench.units import NOTHING, bytes_text
 
+_HOURS_FROM_S = 7200
+
 Show = Callable[[float], str]
 
 
@@ -53,6 +55,8 @@ def measured_text(check: Check, quantity: float | None) -> str:
     """A check's measured value or limit, in its unit."""
     if quantity is not None and check.unit == "ratio" and _is_change(check.name):
         return change_text(quantity)
+    if quantity is not None and check.unit == "s" and abs(quantity) >= _HOURS_FROM_S:
+        return f"{quantity / 3600:,.1f} h"
     return quantity_text(quantity, check.unit)
 
 
