@@ -1,0 +1,389 @@
+"""Runs the workers, strikes them, looks at the pool, and writes the log. Decides nothing but when to end.
+
+In each root: <the gate's directory>/disk/pool. `disk` is what is renamed away when a root is lost: so the pool's parent
+is gone too, as with a disk that is not mounted, and nobody makes a new pool in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from forebay.assemble import open_tiers
+from forebay.bench.gates.gate import Found, Workplace
+from forebay.bench.gates.stability.faults import Fault, schedule
+from forebay.bench.gates.stability.findings import Findings
+from forebay.bench.gates.stability.log import (
+    Closing,
+    Line,
+    Log,
+    Look,
+    Report,
+    Resumed,
+    Sample,
+    Strike,
+    WorkerEnded,
+    read_log,
+)
+from forebay.bench.gates.stability.options import FaultKind, Options
+from forebay.bench.gates.stability.worker import TIER, Orders, namespace, store_config
+from forebay.bench.units import seconds_text
+from forebay.errors import ConfigError, ForebayError
+from forebay.testing.struck_file import Control
+
+LOG_NAME, CONTROL_NAME = "log.jsonl", "control"
+PROGRESS_STEPS = 20
+_WAKE_S = 0.2
+_ENDS_WITHIN_S = 150.0
+"""Of a worker that was asked to: longer than its longest rest."""
+_STARTS_WITHIN_S = 300.0
+_LOOKS_AGAIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """From one worker. `report` is None at the end of its output."""
+
+    incarnation: int
+    report: Report | None
+
+
+@dataclass(slots=True)
+class _Running:
+    worker: int
+    incarnation: int
+    process: subprocess.Popen[bytes]
+    listener: threading.Thread
+    was_asked: bool = False
+
+
+class Supervisor:
+    """One attempt, from the beginning or from where the log ends."""
+
+    def __init__(self, options: Options, work: Workplace) -> None:
+        self._options, self._work = options, work
+        self._faults = schedule(options)
+        self._findings = Findings(options, self._faults)
+        lines = list(read_log(work.directory / LOG_NAME))
+        for line in lines:
+            self._findings.add(line)
+        self._shm = {name for line in lines if isinstance(line, Sample) for name in line.report.shm_segments}
+        self._is_new = not lines
+        self._elapsed_before_s = self._findings.elapsed_s
+        self._began_s = 0.0
+        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        """By worker."""
+        self._at_work: set[int] = set()
+        """Workers that were heard of."""
+        self._incarnations = self._findings.incarnations
+        self._steps_told = 0
+
+    def run(self) -> Found:
+        scratches = [self._work.scratch_path(Path(root)) for root in self._options.roots]
+        try:
+            found = self._run(scratches)
+        except (OSError, ForebayError):
+            _remove(scratches)
+            raise
+        _remove(scratches)
+        return found
+
+    def _run(self, scratches: list[Path]) -> Found:
+        if self._findings.closing is None:
+            self._disks = tuple(self._prepared(scratch) for scratch in scratches)
+            self._control = Control(self._work.directory / CONTROL_NAME)
+            self._log = Log(self._work.directory / LOG_NAME)
+            self._add(Resumed(elapsed_s=self._elapsed_s, at=datetime.now(UTC).isoformat(timespec="seconds")))
+            try:
+                self._end_faults()
+                self._load()
+                self._close()
+            finally:
+                for running in self._running.values():
+                    running.process.kill()
+                self._end_faults()
+                self._log.close()
+        cause = self._findings.lost_cause
+        stopped = f"stopped after {seconds_text(self._findings.elapsed_s)} of load: {cause}" if cause else ""
+        return Found(
+            checks=self._findings.checks(),
+            reasons=tuple(self._notes()),
+            stopped_early=stopped if self._findings.elapsed_s < self._options.duration_s else "",
+            files=tuple(sorted(path.name for path in self._work.directory.iterdir() if path.name != CONTROL_NAME)),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if self._findings.starts > 1:
+            yield f"interrupted and gone on with {self._findings.starts - 1} times"
+        if self._findings.errors:
+            yield "errors: " + ", ".join(f"{kind}: {count}" for kind, count in self._findings.errors.items())
+
+    # --- the load
+
+    @property
+    def _elapsed_s(self) -> float:
+        return self._elapsed_before_s + (time.monotonic() - self._began_s if self._began_s else 0.0)
+
+    def _load(self) -> None:
+        """Until the time is over, or nothing can pass any more."""
+        if self._elapsed_s >= self._options.duration_s:
+            return
+        self._start_all()
+        begun = self._faults[: self._findings.struck]
+        pending = list(self._faults[self._findings.struck :])
+        active = [self._apply(fault) for fault in begun if fault.ends_s > self._elapsed_s]  # interrupted meanwhile
+        next_look_s = self._elapsed_s
+        while self._elapsed_s < self._options.duration_s and not self._findings.lost_cause:
+            self._listen(_WAKE_S)
+            while pending and self._elapsed_s >= pending[0].begins_s:
+                active.append(self._strike(pending.pop(0)))
+            for fault in [each for each in active if self._elapsed_s >= each.ends_s]:
+                active.remove(fault)
+                self._end_fault(fault)
+            if self._elapsed_s >= next_look_s:
+                self._add(Look(elapsed_s=self._elapsed_s, pool_bytes=self._look()))
+                next_look_s = self._elapsed_s + self._options.look_s
+            self._tell()
+        self._end_faults()
+        self._stop_all()
+
+    def _tell(self) -> None:
+        """One line a twentieth of the time."""
+        share = min(1.0, self._elapsed_s / self._options.duration_s)
+        while self._steps_told < int(share * PROGRESS_STEPS):
+            self._steps_told += 1
+            if self._steps_told / PROGRESS_STEPS <= self._elapsed_before_s / self._options.duration_s:
+                continue  # told before the interruption
+            of = seconds_text(self._options.duration_s)
+            self._work.progress.ended(f"{self._steps_told * 100 // PROGRESS_STEPS} % of {of}: {self._findings.summary}")
+
+    def _listen(self, timeout_s: float) -> None:
+        """To what the workers say, until nothing came for so long."""
+        with contextlib.suppress(queue.Empty):
+            heard = self._heard.get(timeout=timeout_s)
+            while True:
+                self._hear(heard)
+                heard = self._heard.get_nowait()
+
+    def _hear(self, heard: _Heard) -> None:
+        running = next((each for each in self._running.values() if each.incarnation == heard.incarnation), None)
+        if running is None:
+            return
+        if heard.report is not None:
+            self._at_work.add(running.worker)
+            self._shm.update(heard.report.shm_segments)
+            self._add(
+                Sample(
+                    elapsed_s=self._elapsed_s, worker=running.worker, incarnation=running.incarnation,
+                    report=heard.report,
+                )
+            )  # fmt: skip
+            return
+        exit_code = running.process.wait()
+        del self._running[running.worker]
+        self._add(
+            WorkerEnded(
+                elapsed_s=self._elapsed_s, worker=running.worker, incarnation=running.incarnation, exit_code=exit_code,
+                was_asked=running.was_asked,
+            )
+        )  # fmt: skip
+
+    # --- workers
+
+    def _start_all(self) -> None:
+        """The time of load begins when all are at work."""
+        for worker in range(self._options.workers):
+            self._start(worker)
+        gives_up_s = time.monotonic() + _STARTS_WITHIN_S
+        while len(self._at_work) < self._options.workers and len(self._running) == self._options.workers:
+            self._listen(_WAKE_S)
+            if time.monotonic() > gives_up_s:
+                raise ConfigError(f"the workers were not ready within {_STARTS_WITHIN_S:g} s: their logs say why")
+        self._began_s = time.monotonic()
+
+    def _start(self, worker: int) -> None:
+        is_struck = worker % 2 == 1
+        incarnation, self._incarnations = self._incarnations, self._incarnations + 1
+        orders = Orders(
+            options=self._options,
+            pool_roots=tuple(str(disk / "pool") for disk in self._disks),
+            control=str(self._work.directory / CONTROL_NAME) if is_struck else "",
+            seed=self._options.seed * 1_000_003 + incarnation,
+        )
+        with (self._work.directory / f"worker{worker}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "forebay.bench.gates.stability.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                start_new_session=True,  # an interrupt from the keyboard is the supervisor's
+            )  # fmt: skip
+        listener = threading.Thread(target=self._hear_all, args=(incarnation, process), daemon=True)
+        self._running[worker] = _Running(worker, incarnation, process, listener)
+        listener.start()
+        _say(process, msgspec.json.encode(orders) + b"\n")
+
+    def _hear_all(self, incarnation: int, process: subprocess.Popen[bytes]) -> None:
+        """On a thread of its own."""
+        assert process.stdout is not None
+        with process.stdout:
+            for text in process.stdout:
+                with contextlib.suppress(msgspec.MsgspecError):  # the last line of a process that was killed
+                    self._heard.put(_Heard(incarnation, msgspec.json.decode(text, type=Report)))
+        self._heard.put(_Heard(incarnation, None))
+
+    def _stop_all(self) -> None:
+        for running in self._running.values():
+            running.was_asked = True
+            _say(running.process, b"\n")
+        gives_up_s = time.monotonic() + _ENDS_WITHIN_S
+        while self._running:
+            self._listen(_WAKE_S)
+            if time.monotonic() > gives_up_s:
+                for running in self._running.values():
+                    running.was_asked = False
+                    running.process.kill()
+
+    # --- faults
+
+    def _strike(self, fault: Fault) -> Fault:
+        self._add(Strike(elapsed_s=self._elapsed_s, number=fault.number, kind=fault.kind, target=fault.target))
+        return self._apply(fault)
+
+    def _apply(self, fault: Fault) -> Fault:
+        match fault.kind:
+            case FaultKind.KILL:
+                self._kill(fault.target)
+            case FaultKind.FULL:
+                self._control.fill_disk()
+            case FaultKind.SLOW:
+                self._control.set_delay(self._options.slow_s)
+            case FaultKind.LOST:
+                self._disks[fault.target].rename(_away(self._disks[fault.target]))
+        return fault
+
+    def _kill(self, worker: int) -> None:
+        """And start it again, once it is known to be dead."""
+        running = self._running.get(worker)
+        if running is not None:
+            running.was_asked = True
+            running.process.kill()
+            running.listener.join()
+            while worker in self._running:
+                self._listen(_WAKE_S)
+            self._start(worker)
+
+    def _end_fault(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.FULL:
+                self._control.free_disk()
+            case FaultKind.SLOW:
+                self._control.set_delay(0.0)
+            case FaultKind.LOST:
+                _return(self._disks[fault.target])
+            case FaultKind.KILL:
+                pass
+
+    def _end_faults(self) -> None:
+        """All of them, whichever are on."""
+        self._control.free_disk()
+        self._control.set_delay(0.0)
+        for disk in self._disks:
+            _return(disk)
+
+    # --- the pool
+
+    def _prepared(self, scratch: Path) -> Path:
+        """The place that a root's pool is in: new for a new gate, and with the pool of before for a resumed one."""
+        disk = scratch / "disk"
+        if self._is_new:
+            shutil.rmtree(scratch, ignore_errors=True)
+        else:
+            _return(disk)
+        disk.mkdir(parents=True, exist_ok=True)
+        return disk
+
+    def _look(self) -> int:
+        """Bytes in the pool. A look takes a while: a block that goes meanwhile and the one that comes in its place may
+        both be counted, so what is above the capacity is looked at again."""
+        looks = [self._pool_bytes()]
+        while looks[-1] > self._options.capacity_bytes and len(looks) < _LOOKS_AGAIN:
+            looks.append(self._pool_bytes())
+        return min(looks)
+
+    def _pool_bytes(self) -> int:
+        """Of the roots that are there: a lost one has left the pool with its blocks."""
+        return sum(file_bytes(disk / "pool") for disk in self._disks)
+
+    def _close(self) -> None:
+        """What is left when everybody has gone. Opening the pool once more is what tidies up after those killed."""
+        config = store_config(self._options, [str(disk / "pool") for disk in self._disks], "")
+        tier = open_tiers(config, namespace(self._options))[TIER]
+        try:
+            counted_bytes = sum(stored.stored_bytes for stored in tier.scan())
+        finally:
+            tier.close()
+        self._add(
+            Closing(
+                elapsed_s=self._elapsed_s,
+                files_bytes=self._pool_bytes(),
+                counted_bytes=counted_bytes,
+                temporary_files=sum(_count(disk / "pool/tmp") for disk in self._disks),
+                shm_segments=sum(Path(name).exists() for name in self._shm),
+            )
+        )
+
+    def _add(self, line: Line) -> None:
+        self._log.add(line)
+        self._findings.add(line)
+
+
+def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
+    """To a process that may be dead already: then its end tells."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(text)
+        process.stdin.flush()
+
+
+def _away(disk: Path) -> Path:
+    return disk.with_name("disk.away")
+
+
+def _return(disk: Path) -> None:
+    if _away(disk).exists() and not disk.exists():
+        _away(disk).rename(disk)
+
+
+def _remove(places: list[Path]) -> None:
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _count(directory: Path) -> int:
+    try:
+        return len(os.listdir(directory))
+    except FileNotFoundError:
+        return 0
+
+
+def file_bytes(pool: Path) -> int:
+    """Of the files under blocks' names in one root."""
+    total_bytes = 0
+    for folder, _, names in os.walk(pool):
+        for name in names:
+            if name.endswith(".kv"):
+                with contextlib.suppress(FileNotFoundError):
+                    total_bytes += os.lstat(f"{folder}/{name}").st_size
+    return total_bytes
