@@ -207,15 +207,22 @@ def _compare(
 
 
 def _ttft_change(mine: Sequence[RequestRecord], others: Sequence[RequestRecord], seed: int) -> Spread | None:
-    one, other = (
-        np.asarray([each.ttft_s for each in requests if each.ttft_s is not None and not each.error], dtype=np.float64)
-        for requests in (mine, others)
-    )
-    if not len(one) or not len(other) or not np.quantile(other, 0.5) > 0:
+    """Resampled in pairs, the same session of the same round in both: what a session waits for its turn is in both."""
+    one, other = _ttft_by_turn(mine), _ttft_by_turn(others)
+    if not one or not other or not np.quantile(list(other.values()), 0.5) > 0:
         return None
-    p50 = quantile_of(0.5)
-    resampled = p50(one[_picks(len(one), seed)]) / p50(other[_picks(len(other), seed + 1)]) - 1
-    return _spread(float(np.quantile(one, 0.5) / np.quantile(other, 0.5)) - 1, np.asarray(resampled))
+    whole = float(np.quantile(list(one.values()), 0.5) / np.quantile(list(other.values()), 0.5)) - 1
+    turns = [turn for turn in sorted(one.keys() & other.keys()) if other[turn] > 0]
+    if not turns:
+        return Spread(value=whole, low=whole, high=whole)
+    picks, p50 = _picks(len(turns), seed), quantile_of(0.5)
+    pairs = np.asarray([(one[turn], other[turn]) for turn in turns])[picks]
+    return _spread(whole, np.asarray(p50(pairs[..., 0]) / p50(pairs[..., 1]) - 1))
+
+
+def _ttft_by_turn(requests: Sequence[RequestRecord]) -> dict[tuple[int, int], float]:
+    """By round and session."""
+    return {(each.round, each.session): each.ttft_s for each in requests if each.ttft_s is not None and not each.error}
 
 
 def _throughput_change(

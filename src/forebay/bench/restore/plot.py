@@ -11,6 +11,8 @@ from forebay.bench.restore.results import Cell, Group, RestoreRecord, Role, Wave
 _COLOURS = {Role.RECOMPUTE: "#8a8a8a", Role.BASELINE: "#b5502b", Role.CANDIDATE: "#1f6f8b", Role.SHARED: "#3b8f5a"}
 _WIDTH, _LEFT, _RIGHT = 720, 64, 24
 _BAR, _GAP, _HEAD = 18, 6, 34
+_MOST_CHARACTERS = 18
+"""Of a name in the picture."""
 _CHART = 190
 """Height of the panel of reads, with its margins."""
 
@@ -51,6 +53,10 @@ def _described(cells: Sequence[Cell]) -> str:
     )
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_CHARACTERS else name[: _MOST_CHARACTERS - 1] + "…"
+
+
 def _bars(cells: Sequence[Cell], concurrency: int, top: int) -> str:
     """A bar a group, all on one scale."""
     left = 190
@@ -58,7 +64,7 @@ def _bars(cells: Sequence[Cell], concurrency: int, top: int) -> str:
     parts = [f'<text x="16" y="{top + 18}" font-weight="600">{concurrency} at once</text>']
     for at, cell in enumerate(cells):
         y = top + _HEAD + at * (_BAR + _GAP)
-        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escaped(cell.group)}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escaped(_short(cell.group))}</text>')
         if cell.ttft_p50_s is None:
             parts.append(f'<text x="{left}" y="{y + 14}" fill="#b3261e">no sample</text>')
             continue
@@ -123,6 +129,6 @@ def _reads(record: RestoreRecord, waves: Sequence[WaveRecord], top: int) -> str:
         x = _LEFT + 150 * at
         parts.append(
             f'<rect x="{x}" y="{top + 26}" width="10" height="10" fill="{colour}" />'
-            f'<text x="{x + 16}" y="{top + 35}">{escaped(wave.group)}</text>'
+            f'<text x="{x + 16}" y="{top + 35}">{escaped(_short(wave.group))}</text>'
         )
     return "\n".join(parts)

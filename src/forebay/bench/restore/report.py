@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,12 +16,9 @@ from forebay.bench.files import write_whole
 from forebay.bench.restore.options import JSON_NAME, PLOT_NAME, REQUESTS_NAME
 from forebay.bench.restore.plot import render_plot
 from forebay.bench.restore.results import Cell, Comparison, RequestRecord, RestoreRecord, Spread
-from forebay.bench.units import NOTHING, encodable, harmless, rate_text, seconds_text
+from forebay.bench.units import NOTHING, encodable, harmless, seconds_text
 
-_COLUMNS = (
-    "at once", "group", "TTFT p50", "p90", "p99", "mean", "TPOT p50", "end to end p50", "tokens/s", "read, peak",
-    "read, busy", "failed",
-)  # fmt: skip
+_COLUMNS = ("at once", "group", "TTFT p50", "p90", "p99", "TPOT", "tokens/s", "read GB/s")
 
 
 def encode_json(record: RestoreRecord) -> bytes:
@@ -67,9 +65,10 @@ def exit_code(record: RestoreRecord) -> int:
 
 
 def _cells(record: RestoreRecord) -> Table:
-    table = Table(title=f"{harmless(record.title)} ({harmless(record.workload)})", title_justify="left")
+    title = f"{harmless(record.title)} ({harmless(record.workload)})"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "group" else "right")
+        table.add_column(name, justify="left" if name == "group" else "right", no_wrap=name == "group")
     before = None
     for cell in record.cells:
         if before is not None and cell.concurrency != before:
@@ -86,19 +85,16 @@ def _row(cell: Cell) -> tuple[str, ...]:
         _seconds(cell.ttft_p50_s),
         _seconds(cell.ttft_p90_s),
         _seconds(cell.ttft_p99_s),
-        _seconds(cell.ttft_mean_s),
         _seconds(cell.tpot_p50_s),
-        _seconds(cell.end_to_end_p50_s),
         NOTHING if cell.output_tokens_per_s is None else f"{cell.output_tokens_per_s.value:.1f}",
-        _rate(cell.peak_bytes_per_s),
-        _rate(cell.busy_mean_bytes_per_s),
-        f"{cell.failed} of {cell.requests}",
+        NOTHING if cell.busy_mean_bytes_per_s is None else f"{cell.busy_mean_bytes_per_s / 1e9:.2f}",
     )
 
 
 def _comparisons(record: RestoreRecord) -> Table:
-    table = Table(title="Compared (95 % of the resampled figures lie between those in brackets)", title_justify="left")
-    for name in ("at once", "group", "against", "TTFT p50", "tokens/s", "outputs"):
+    title = "Compared (95 % of the resampled figures lie between those in brackets)"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("at once", "group", "against", "TTFT p50", "tokens/s", "output"):
         table.add_column(name, justify="right" if name in ("at once", "TTFT p50", "tokens/s") else "left")
     for each in record.comparisons:
         table.add_row(*_compared(each))
@@ -121,11 +117,9 @@ def _seconds(spread: Spread | None) -> str:
 
 
 def _change(spread: Spread | None) -> str:
-    """`-33.1 % [-34.0 .. -31.9]`."""
+    """`-33.1% [-34.0, -31.9]`."""
     if spread is None:
         return NOTHING
-    return f"{100 * spread.value:+.1f} % [{100 * spread.low:+.1f} .. {100 * spread.high:+.1f}]"
-
-
-def _rate(bytes_per_s: float | None) -> str:
-    return rate_text(None if bytes_per_s is None else bytes_per_s / 1e9)
+    digits = 0 if abs(spread.value) >= 1 else 1
+    value, low, high = (f"{100 * each:+.{digits}f}" for each in (spread.value, spread.low, spread.high))
+    return f"{value}% [{low}, {high}]"
