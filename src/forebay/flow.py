@@ -99,6 +99,14 @@ class Grant:
     is_idle: bool
     """Nothing is in flight: even a small job is better than none."""
 
+    def is_worth_a_job(self, batch_blocks: int) -> bool:
+        """Whether a load with much to read should send some of it now, in jobs of so many blocks at most.
+
+        Half a job is: where only whole ones were, what is in flight would run low after the odd last job of each load.
+        Less is not, as the next job to end makes room for more, and each costs the interpreter as much as a long one.
+        """
+        return self.is_idle or 2 * self.blocks >= min(batch_blocks, self.batch_blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
@@ -164,8 +172,7 @@ class Flow:
         for channel, lane in self._lanes.items():
             if lane.waiting.total():
                 grant = self.grant(channel, Traffic.DEMAND, now_ns)
-                wanted = min(batch_blocks, grant.batch_blocks)
-                if grant.is_idle or grant.blocks >= wanted or lane.state is not ChannelState.OPEN:
+                if lane.state is not ChannelState.OPEN or grant.is_worth_a_job(batch_blocks):
                     return False
         return True
 

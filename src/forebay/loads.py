@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from forebay.events import LoadEnded, PrefetchEnded, PrefetchFate, Reason
@@ -107,6 +107,13 @@ class LoadLimits:
     """How long past its deadline a prefetch keeps its blocks pinned for a request that has not come."""
     hedge_share: float
     hedge_patience_ns: int
+
+
+def _evenly(positions: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """As few parts as may be of at most so many, all about as long: a short one would leave little in flight."""
+    parts = -(-len(positions) // most)
+    for part in range(parts):
+        yield tuple(positions[part * len(positions) // parts : (part + 1) * len(positions) // parts])
 
 
 class Loads:
@@ -265,8 +272,8 @@ class Loads:
                 continue
             grant = self._flow.grant(channel, load.traffic, now_ns)
             quantum = min(self._limits.batch_blocks, grant.batch_blocks, len(waiting))
-            if not grant.blocks or (grant.blocks < quantum and not grant.is_idle):
-                continue  # more will be free in a moment; jobs of one block are wasteful
+            if not grant.blocks or (grant.blocks < len(waiting) and not grant.is_worth_a_job(quantum)):
+                continue  # more will be free in a moment
             slots = self._free_for(load.traffic)
             wanted = min(grant.blocks, len(waiting))
             if slots < min(quantum, max(1, self._stage.usable_slots // 4)) and self._in_transit:
@@ -317,8 +324,7 @@ class Loads:
             load.open_blocks += 1
             positions.append(position)
         now_ns = self._stage.now_ns()
-        for at in range(0, len(positions), batch_blocks):
-            batch = tuple(positions[at : at + batch_blocks])
+        for batch in _evenly(positions, batch_blocks):
             job = self._stage.read(channel, [load.key(position) for position in batch], load.traffic)
             self._subjects[job.job_id] = _Positions(load, batch)
             load.reading.add(job.job_id)

@@ -18,6 +18,7 @@ from forebay.bench.io.run import run_bench
 from forebay.bench.io.setting import percentile
 from forebay.cli import run
 from forebay.errors import ConfigError
+from forebay.sim.media import curve_medium
 
 NO_FIO = FioFound(None, "fio is left out")
 CELL = Cell(direction=Direction.READS, block_bytes=2**21, depth=4)
@@ -56,6 +57,9 @@ def test_a_whole_run_measures_everything_and_leaves_nothing(tmp_path: Path) -> N
     assert [(each["direction"], each["depth"]) for each in points] == [
         ("reads", 1), ("reads", 3), ("writes", 1), ("writes", 3),
     ]  # fmt: skip
+    medium = curve_medium(files[2], 8192)  # what is exported is what a model of the device is made from
+    reads = [each["gb_per_s"] * 1e9 for each in points if each["direction"] == "reads"]
+    assert (medium.read_bytes_per_s, medium.stream_bytes_per_s) == (max(reads), min(reads[0], max(reads)))
 
 
 def test_without_counters_it_says_invalid(tmp_path: Path) -> None:

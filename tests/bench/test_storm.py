@@ -57,13 +57,21 @@ def test_in_order_the_mean_and_the_median_fall_by_two_fifths_and_the_last_ends_n
     assert found.waves[0].whole_s == pytest.approx(whole_s, rel=0.05)  # the device never idles
 
 
+@pytest.mark.parametrize(("blocks", "share"), [(96, 0.98), (92, 0.98), (33, 0.98), (17, 0.96)])
+def test_the_device_stays_busy_whatever_the_sessions_last_jobs_are_like(blocks: int, share: float) -> None:
+    """A job is up to 16 blocks here; with a latency of 6 blocks, the device runs dry unless a few are always behind."""
+    slow = msgspec.structs.replace(MODEL, bytes_per_s=BLOCK_BYTES / 1e-3, latency_ns=6_000_000, host_blocks=512)
+    wave = model_wave(slow, ORDERED, model_keys(16, blocks))
+    assert wave.bytes_per_s > share * slow.bytes_per_s
+
+
 def test_short_sessions_gain_most_and_long_ones_lose_nothing() -> None:
-    found = storm(16, 60, 6, 512)
+    found = storm(32, 96, 10, 512)
     assert found.missed == ()
     assert found.comparison.short_mean is not None
     assert found.comparison.long_mean is not None
     assert found.comparison.short_mean < found.comparison.long_mean < 1.0
-    assert found.comparison.short_mean < 0.5
+    assert found.comparison.short_mean < 0.55
     ordered, shared = found.waves
     late = [mine / other for mine, other in zip(ordered.ttft_s, shared.ttft_s, strict=True)]
     assert max(late) < 1.05  # nobody pays for it

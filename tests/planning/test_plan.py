@@ -258,7 +258,7 @@ def test_budgets_leave_out_what_does_not_fit_and_say_so() -> None:
 
 def test_media_by_name_by_curve_and_by_figures_are_alike(tmp_path: Path) -> None:
     points = [
-        {"direction": "read", "block_bytes": 1 << 20, "depth": depth, "gb_per_s": rate}
+        {"direction": "reads", "block_bytes": 1 << 20, "depth": depth, "gb_per_s": rate}
         for depth, rate in ((1, 2.0), (32, 7.0))
     ]
     curve = {"schema": "forebay-device-curve/1", "device": "disk", "points": points}

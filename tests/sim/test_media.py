@@ -74,10 +74,10 @@ def test_one_read_at_a_time_gets_a_stream_and_many_the_bandwidth() -> None:
 
 def curve(path: Path, **changes: object) -> Path:
     points = [
-        {"direction": "read", "block_bytes": size, "depth": depth, "gb_per_s": rate, "p50_s": 0.1, "p99_s": 0.2}
+        {"direction": "reads", "block_bytes": size, "depth": depth, "gb_per_s": rate, "p50_s": 0.1, "p99_s": 0.2}
         for size, depth, rate in ((2**21, 1, 1.0), (2**21, 16, 3.0), (2**23, 1, 2.0), (2**23, 16, 3.5))
     ]
-    points.append({"direction": "write", "block_bytes": 2**21, "depth": 4, "gb_per_s": 2.5, "p50_s": 1, "p99_s": 1})
+    points.append({"direction": "writes", "block_bytes": 2**21, "depth": 4, "gb_per_s": 2.5, "p50_s": 1, "p99_s": 1})
     whole = {
         "schema": "forebay-device-curve/1", "device": "vda", "filesystem": "ext4", "began": "", "validity": "valid",
         "points": points,
@@ -95,9 +95,9 @@ def test_a_measured_curve_takes_the_place_of_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": "another/1"}, {"points": []}, {"points": [{"direction": "read"}]},
-        {"points": [{"direction": "read", "block_bytes": 0, "depth": 1, "gb_per_s": 1}]},
-        {"points": [{"direction": "read", "block_bytes": 1, "depth": 1, "gb_per_s": -1}]},
+        {"schema": "another/1"}, {"points": []}, {"points": [{"direction": "reads"}]},
+        {"points": [{"direction": "reads", "block_bytes": 0, "depth": 1, "gb_per_s": 1}]},
+        {"points": [{"direction": "reads", "block_bytes": 1, "depth": 1, "gb_per_s": -1}]},
     ],
 )  # fmt: skip
 def test_what_is_no_curve_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -83,6 +84,35 @@ def test_blocks_on_two_media_come_from_both_at_once() -> None:
     assert wave.read_span_s == pytest.approx(WAVE_BYTES / both, rel=0.05)
 
 
+def test_sessions_come_when_they_are_said_to_and_wait_from_then_on() -> None:
+    alone = run(waves=(1,)).ttft_s[0]
+    apart = run(waves=(3,), arrivals_s=(0.0, 5.0, 10.0), setup_s=0.5)
+    assert apart.ttft_s == pytest.approx([alone + 0.5] * 3, rel=0.01)
+    assert apart.whole_s == pytest.approx(10.5 + alone + 10 * 0.01, rel=0.01)
+
+
+def test_copies_to_the_accelerator_take_their_time_beside_the_reads_and_alone_behind_dram() -> None:
+    session_bytes = WAVE_BYTES / 8
+    beside, alone = run_storm(
+        msgspec.structs.replace(STORM, waves=(1, 1), host_bytes=3_000_000_000, copy_bytes_per_s=10e9)
+    ).waves
+    assert beside.ttft_s[0] == pytest.approx(
+        session_bytes / 6.9e9 + 0.02, rel=0.05
+    )  # the last job of reads is copied alone
+    assert alone.read_bytes == 0
+    assert alone.ttft_s[0] == pytest.approx(session_bytes / 10e9 + 0.01, rel=0.02)
+    slower = run(waves=(1,), copy_bytes_per_s=2e9)
+    assert slower.ttft_s[0] == pytest.approx(session_bytes / 2e9 + 0.01, rel=0.10)
+
+
+def test_a_chunk_of_few_tokens_costs_a_chunk() -> None:
+    heavy = msgspec.structs.replace(STORM, profile=replace(PROFILE, chunk_s=0.5, chunk_tokens=512))
+    assert run_storm(heavy).waves[0].ttft_s[0] > 0.5
+    assert heavy.profile.prefill_s(1, 0) == pytest.approx(0.5 + 1e-4)
+    assert heavy.profile.prefill_s(513, 0) == pytest.approx(1.0 + 513e-4)
+    assert heavy.profile.prefill_s(0, 0) == 0
+
+
 def test_the_same_storm_gives_the_same_figures() -> None:
     assert run_storm(STORM) == run_storm(STORM)
     result = run_storm(STORM)
@@ -109,6 +139,7 @@ def test_the_engine_and_flow_that_run_are_those_of_production(monkeypatch: pytes
     [
         {"waves": ()}, {"waves": (0,)}, {"instances": 0}, {"new_tokens": 0}, {"output_tokens": 0}, {"host_bytes": 1},
         {"far_speed": 0.0}, {"far_speed": 2.0}, {"reads_in_flight": 0}, {"block_tokens": 0}, {"stored_tokens": -1},
+        {"arrivals_s": (0.0,)}, {"arrivals_s": tuple(range(8, 0, -1))}, {"copy_bytes_per_s": 0.0},
         {"loads_at_once": 0}, {"setup_s": -1.0}, {"setup_s": float("nan")},
     ],
 )  # fmt: skip

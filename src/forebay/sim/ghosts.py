@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forebay.ports import View
@@ -46,18 +47,24 @@ class GhostTier:
 
 
 class GhostMemory:
-    """Device memory to which copies take no time, as where they run beside the reads."""
+    """Device memory. Copies to it run beside the reads: in no time, or one after the other at a rate."""
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        self._ended: list[JobResult] = []
+    def __init__(self, now_ns: Callable[[], int], block_ns: int = 0) -> None:
+        """`block_ns`: what copying a block takes."""
+        self._now_ns, self._block_ns = now_ns, block_ns
+        self._free_ns = 0
+        """When the last copy will have ended."""
+        self._running: deque[JobResult] = deque()
 
     def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
-        now_ns = self._now_ns()
-        self._ended.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), now_ns, now_ns))
+        started_ns = max(self._free_ns, self._now_ns())
+        self._free_ns = started_ns + len(job.keys) * self._block_ns
+        self._running.append(JobResult(job, dict.fromkeys(job.keys, Outcome.OK), started_ns, self._free_ns))
 
     def poll(self) -> Sequence[JobResult]:
-        ended, self._ended = self._ended, []
+        ended = []
+        while self._running and self._running[0].finished_ns <= self._now_ns():
+            ended.append(self._running.popleft())
         return ended
 
 

@@ -166,7 +166,7 @@ def _behind(medium: Medium, link: Link) -> Medium:
 
 
 class _Point(msgspec.Struct, frozen=True):
-    direction: Literal["read", "write"]
+    direction: Literal["reads", "writes"]
     block_bytes: Annotated[int, msgspec.Meta(ge=1)]
     depth: Annotated[int, msgspec.Meta(ge=1)]
     gb_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -190,8 +190,8 @@ def curve_medium(path: Path, block_bytes: int) -> Medium:
         raise ConfigError(f"cannot read the curve {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no curve of 'forebay bench io --export': {error}") from None
-    reads = _nearest([point for point in curve.points if point.direction == "read"], block_bytes)
-    writes = _nearest([point for point in curve.points if point.direction == "write"], block_bytes)
+    reads = _nearest([point for point in curve.points if point.direction == "reads"], block_bytes)
+    writes = _nearest([point for point in curve.points if point.direction == "writes"], block_bytes)
     if not reads:
         raise ConfigError(f"{path} has no reads: measure with 'forebay bench io --export', reads included")
     best = max(point.gb_per_s for point in reads) * 1e9

@@ -1,6 +1,6 @@
 """What a host engine needs for prefill and decode, by model and machine.
 
-    prefill of n tokens after a context of c:   token_s * (n + n * (c + n / 2) / half_speed_tokens)
+    prefill of n tokens after a context of c:   token_s * (n + n * (c + n / 2) / half_speed_tokens) + chunk_s a chunk
     one decode step of a batch:                 step_s + KV bytes a rank reads / kv_bytes_per_s
     a step of both:                             the prefill, and the KV that the decodes read
 
@@ -34,11 +34,14 @@ class EngineProfile:
     """At which a rank reads KV in a decode step."""
     chunk_tokens: int = 2048
     """Of prefill in one step, at most: vLLM's default of max_num_batched_tokens."""
+    chunk_s: float = 0.0
+    """Of each chunk, however few its tokens: launches, and weights that few tokens do not keep busy."""
     source: str
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
         pairs = tokens * (context_tokens + tokens / 2)
-        return self.token_s * (tokens + pairs / self.half_speed_tokens)
+        chunks = -(-tokens // self.chunk_tokens)
+        return self.token_s * (tokens + pairs / self.half_speed_tokens) + self.chunk_s * chunks
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """One step; `context_tokens` is the mean of the batch."""

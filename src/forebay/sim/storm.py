@@ -7,6 +7,7 @@ that decides in production. Blocks are coarse (256 tokens over all ranks), and 6
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -71,6 +72,10 @@ class StormSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Prefixes that one step of an instance admits; None: all that wait."""
     setup_s: float = 0.0
     """From a wave's requests to their lookup."""
+    arrivals_s: tuple[float, ...] = ()
+    """When each session of a wave comes, in order, from the wave's beginning. Empty: all at once."""
+    copy_bytes_per_s: float | None = None
+    """From DRAM to the accelerator's memory, beside the reads. None: in no time."""
     far_speed: float = 1.0
     """Prefill, and reads in flight, of every instance but the first, to those of the first."""
     load_or_compute: LoadOrCompute = LoadOrCompute.OFF
@@ -148,6 +153,13 @@ def _check(spec: StormSpec) -> None:
         raise ConfigError(f"stored_tokens must be 0 or more, not {spec.stored_tokens}")
     if not (math.isfinite(spec.setup_s) and spec.setup_s >= 0):
         raise ConfigError(f"setup_s must be a number of seconds, 0 or more, not {spec.setup_s}")
+    arrivals_s = spec.arrivals_s
+    if arrivals_s and (
+        len(arrivals_s) < max(spec.waves) or list(arrivals_s) != sorted(arrivals_s) or arrivals_s[0] < 0
+    ):
+        raise ConfigError("arrivals_s must name a time for each session of a wave, 0 or more, in order")
+    if spec.copy_bytes_per_s is not None and not spec.copy_bytes_per_s > 0:
+        raise ConfigError(f"copy_bytes_per_s must be above 0, not {spec.copy_bytes_per_s}")
     if not 0 < spec.far_speed <= 1:
         raise ConfigError(f"far_speed must be above 0 and at most 1, not {spec.far_speed}")
     least_bytes = 16 * spec.block_tokens * spec.profile.kv_bytes_per_token
@@ -196,6 +208,16 @@ class _Reads:
         return _Seen(sum(read.moved_bytes for read in reads), (last_ns - first_ns) / 1e9, tuple(samples))
 
 
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A session on its way to an instance."""
+
+    session: Session
+    at_ns: int
+    """When the instance looks it up."""
+    instance: int
+
+
 class _Storm:
     def __init__(self, spec: StormSpec) -> None:
         self._spec = spec
@@ -235,12 +257,17 @@ class _Storm:
             HostPool(spec.host_bytes // self._block_bytes, BLOCK_BYTES),
             self._tiers(),
             Policies({place: LRU() for place in (HOST, *self._names)}, AdmitNothing()),
-            GhostMemory(seat.now_ns),
+            GhostMemory(seat.now_ns, self._copy_ns()),
             seat,
             self._reads.add,
             options,
             block_tokens=spec.block_tokens,
         )
+
+    def _copy_ns(self) -> int:
+        """Of a block, from DRAM to the accelerator."""
+        rate = self._spec.copy_bytes_per_s
+        return round(self._block_bytes / rate * 1e9) if rate is not None else 0
 
     def _tiers(self) -> dict[str, GhostTier]:
         """Each block lies on one medium, chosen so that all prefixes are spread by bandwidth."""
@@ -260,21 +287,21 @@ class _Storm:
     def run(self, number: int, sessions: int) -> StormWave:
         spec, began_ns = self._spec, self._clock.now_ns()
         self._reads.take(began_ns)
-        begins_ns = began_ns + round(spec.setup_s * 1e9)
-        while self._clock.now_ns() < begins_ns:
-            self._clock.advance(begins_ns)
         shift = number if spec.placement is Placement.CROSS else 0
-        for at, host in enumerate(self._hosts):
-            chosen = [each for each in range(sessions) if (each + shift) % spec.instances == at]
-            host.arrive([self._session(number, each, began_ns) for each in chosen])
-        ended = sorted(self._until_done(), key=lambda session: session.name)
+        setup_ns = round(spec.setup_s * 1e9)
+        coming: deque[_Coming] = deque()
+        for each in range(sessions):
+            arrived_ns = began_ns + (round(spec.arrivals_s[each] * 1e9) if spec.arrivals_s else 0)
+            session = self._session(number, each, arrived_ns)
+            coming.append(_Coming(session, arrived_ns + setup_ns, (each + shift) % spec.instances))
+        ended = sorted(self._until_done(coming), key=lambda session: session.name)
         for engine in self._engines:
             engine.check_idle()
         seen = self._reads.take(began_ns)
         loaded = sum(session.loaded_blocks for session in ended)
         return StormWave(
             sessions=sessions,
-            ttft_s=tuple((session.first_token_ns - began_ns) / 1e9 for session in ended),
+            ttft_s=tuple((session.first_token_ns - session.arrived_ns) / 1e9 for session in ended),
             tpot_s=tuple(session.tpot_s for session in ended if session.tpot_s is not None),
             whole_s=max(session.ended_ns - began_ns for session in ended) / 1e9,
             output_tokens=sum(session.output_tokens for session in ended),
@@ -292,17 +319,24 @@ class _Storm:
             spec.output_tokens, arrived_ns,
         )  # fmt: skip
 
-    def _until_done(self) -> Iterator[Session]:
+    def _until_done(self, coming: deque[_Coming]) -> Iterator[Session]:
+        """Bring each session to its instance when it is time, until all have ended."""
         while True:
-            for host in self._hosts:
-                host.advance(self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            due: defaultdict[int, list[Session]] = defaultdict(list)
+            while coming and coming[0].at_ns <= now_ns:
+                due[coming[0].instance].append(coming.popleft().session)
+            for at, host in enumerate(self._hosts):
+                host.arrive(due[at])
+                host.advance(now_ns)
                 yield from host.ended
                 host.ended.clear()
-            if all(host.idle for host in self._hosts) and all(engine.idle for engine in self._engines):
+            if not coming and all(host.idle for host in self._hosts) and all(each.idle for each in self._engines):
                 return
             for engine in self._engines:
                 engine.wait(FAR_NS)
-            self._clock.advance(min(host.wakes_ns for host in self._hosts))
+            next_ns = coming[0].at_ns if coming else FAR_NS
+            self._clock.advance(min([next_ns, *(host.wakes_ns for host in self._hosts)]))
 
 
 def _session_keys(number: int, blocks: int) -> tuple[BlockKey, ...]:
