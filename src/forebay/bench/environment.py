@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 import forebay
+from forebay.bench.hardware import accelerators, network_ports
 
 _PACKAGES = ("torch", "transformers", "numpy", "xxhash", "msgspec")
 
@@ -30,6 +31,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Versions of what the measurement stands on; `-` for what is not installed."""
     transparent_huge_pages: str
     """The kernel's setting: `always`, `madvise`, `never`, or `unknown`."""
+    accelerators: tuple[str, ...] = ()
+    """Each in one line, with its link to the host."""
+    network: tuple[str, ...] = ()
+    """Ports that are devices, each in one line, with speed and MTU."""
 
 
 def describe_environment(proc: Path = Path("/proc"), sys_root: Path = Path("/sys")) -> Environment:
@@ -44,6 +49,8 @@ def describe_environment(proc: Path = Path("/proc"), sys_root: Path = Path("/sys
         python=f"{platform.python_implementation()} {sys.version.split()[0]}",
         packages={"forebay": forebay.__version__, **{name: _version(name) for name in _PACKAGES}},
         transparent_huge_pages=_chosen(sys_root / "kernel/mm/transparent_hugepage/enabled"),
+        accelerators=accelerators(sys_root, proc),
+        network=network_ports(sys_root),
     )
 
 

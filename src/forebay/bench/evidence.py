@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from forebay.bench.hardware import disk_facts
+
 SECTOR_BYTES = 512
 """The unit of the block layer's counters, whatever the device's own sector is."""
 ENOUGH_SHARE = 0.95
@@ -55,6 +57,10 @@ class Medium(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel name of the block device, such as `nvme0n1p2`; empty without one."""
     device_number: str = ""
     """`MAJ:MIN`."""
+    mount_options: str = ""
+    """Of the mount and of the file system."""
+    hardware: dict[str, str] = {}
+    """What the device is and how it is attached, for people."""
     doubt: str = ""
     """Why physical reads cannot be shown here; empty where they can."""
 
@@ -127,7 +133,9 @@ class Kernel:
         mount = self._mount_of(path)
         if mount is None:
             return Medium(path=str(path), filesystem="unknown", source="", doubt="the mount table cannot be read")
-        medium = Medium(path=str(path), filesystem=mount.filesystem, source=mount.source)
+        medium = Medium(
+            path=str(path), filesystem=mount.filesystem, source=mount.source, mount_options=mount.all_options
+        )
         if mount.filesystem in _IN_MEMORY:
             return _doubtful(medium, f"{path} is on {mount.filesystem}, which keeps files in memory")
         if mount.filesystem in _OVER_A_NETWORK:
@@ -138,7 +146,9 @@ class Kernel:
         if not number:
             return _doubtful(medium, f"no block device is known under {path} ({mount.filesystem} on {mount.source})")
         place = self.sys / "dev/block" / number
-        medium = msgspec.structs.replace(medium, device=place.resolve().name, device_number=number)
+        medium = msgspec.structs.replace(
+            medium, device=place.resolve().name, device_number=number, hardware=disk_facts(place)
+        )
         return _doubtful(medium, self._memory_beneath(place, depth))
 
     def _under_overlay(self, medium: Medium, mount: _Mount, depth: int) -> Medium:
@@ -204,6 +214,12 @@ class _Mount:
     source: str
     options: tuple[str, ...]
     """Of the file system itself (the super block)."""
+    point_options: tuple[str, ...] = ()
+    """Of this mount of it."""
+
+    @property
+    def all_options(self) -> str:
+        return ",".join(dict.fromkeys((*self.point_options, *self.options)))
 
 
 def _parse_mount(line: str) -> _Mount | None:
@@ -213,7 +229,8 @@ def _parse_mount(line: str) -> _Mount | None:
     if len(mount) < 5 or len(filesystem) < 3:
         return None
     options = tuple(_unescape(option) for option in filesystem[2].split(","))
-    return _Mount(mount[2], Path(_unescape(mount[4])), filesystem[0], _unescape(filesystem[1]), options)
+    point_options = tuple(mount[5].split(",")) if len(mount) > 5 else ()
+    return _Mount(mount[2], Path(_unescape(mount[4])), filesystem[0], _unescape(filesystem[1]), options, point_options)
 
 
 def _unescape(text: str) -> str:
