@@ -196,6 +196,10 @@ BOUNDS = {
 CHECK_NAMES = {
     "ttft_p50_change": Text("change of TTFT p50 against the baseline", "TTFT p50 相对基线的变化"),
     "throughput_change": Text("change of output tokens a second against the baseline", "每秒输出 token 相对基线的变化"),
+    "tokens_equal": Text("every output equal to the baseline's (1: yes)", "全部输出与基线一致（1 为是）"),
+    "failed_requests": Text("requests that failed", "失败的请求"),
+    "requests": Text("requests with a record of their own", "有逐条记录的请求"),
+    "repeat_drift": Text("TTFT p50 of the rounds, largest over smallest", "各轮 TTFT p50 的最大与最小之差"),
     "wrong_bytes": Text("wrong bytes returned", "返回的错误字节"),
     "wrong_tokens": Text("tokens in wrong blocks", "错误块中的 token"),
     "unsound_rests": Text(

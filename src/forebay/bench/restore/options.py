@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,19 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 def read_options(path: Path) -> RestoreOptions:
     """From TOML. Raises ConfigError with the file, the field and what is wrong with it."""
     try:
-        options = msgspec.convert(tomllib.loads(path.read_text()), RestoreOptions, dec_hook=_decode)
+        return convert_options(tomllib.loads(path.read_text()))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    return options
+
+
+def convert_options(plain: Mapping[str, Any]) -> RestoreOptions:
+    """From what TOML gives. Raises ConfigError with the field and what is wrong with it."""
+    try:
+        return msgspec.convert(plain, RestoreOptions, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -45,8 +45,12 @@ def run_restore(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     host: Host | None = None,
+    lost_cause: Callable[[Sequence[RequestRecord]], str] = lambda requests: "",
 ) -> RestoreRecord:
-    """Populate all groups, measure, and remove what was made. Raises ConfigError for what cannot work."""
+    """Populate all groups, measure, and remove what was made. Raises ConfigError for what cannot work.
+
+    `lost_cause` is asked after each wave; once it says anything, the run ends with what it has.
+    """
     check_options(options)
     workload = open_workload(options.workload)
     pairs = returning(workload, options.populated_sessions)
@@ -56,7 +60,7 @@ def run_restore(
             target = target_of(group, options.seed)
             stack.callback(target.close)
             contestants.append(_Contestant(group, target, _sessions_of(group, workload, pairs, options.seed)))
-        bench = _Bench(options, contestants, progress or Silence(), host or Host())
+        bench = _Bench(options, contestants, progress or Silence(), host or Host(), lost_cause)
         return bench.run(workload, command)
 
 
@@ -84,8 +88,14 @@ class _Contestant:
 
 class _Bench:
     def __init__(
-        self, options: RestoreOptions, contestants: Sequence[_Contestant], progress: Progress, host: Host
+        self,
+        options: RestoreOptions,
+        contestants: Sequence[_Contestant],
+        progress: Progress,
+        host: Host,
+        lost_cause: Callable[[Sequence[RequestRecord]], str],
     ) -> None:
+        self._lost_cause = lost_cause
         self._options, self._contestants, self._progress, self._host = options, contestants, progress, host
         self._epoch_ns = time.monotonic_ns()
         self._requests: list[RequestRecord] = []
@@ -94,13 +104,18 @@ class _Bench:
     def run(self, workload: Workload, command: Sequence[str]) -> RestoreRecord:
         for contestant in self._contestants:
             self._populate(contestant)
+        self._measure()
+        return self._record(workload, command)
+
+    def _measure(self) -> None:
         for number in range(1, self._options.rounds + 1):
             first = (number - 1) % len(self._contestants)
             order = (*self._contestants[first:], *self._contestants[:first])
             for concurrency in self._options.concurrency:
                 for contestant in order:
                     self._wave(contestant, concurrency, number)
-        return self._record(workload, command)
+                    if self._lost_cause(self._requests):
+                        return
 
     def _populate(self, contestant: _Contestant) -> None:
         group, prompts = contestant.group, contestant.sessions.populated
