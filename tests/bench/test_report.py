@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_kit import ENVIRONMENT, PLAN, gates_record, restore_record
 
+import forebay.bench.gates
 from forebay.bench.bundle import write_bundle
 from forebay.bench.environment import Environment
 from forebay.bench.evidence import Validity
@@ -102,6 +103,14 @@ def test_every_value_that_a_record_can_have_is_translated() -> None:
     ):  # fmt: skip
         assert set(found) == set(kinds)
     assert set(texts.ENVIRONMENT_FIELDS) == set(Environment.__struct_fields__)
+
+
+def test_every_check_that_a_gate_makes_is_translated() -> None:
+    """Names of checks are literals in the gates' modules, up to their `@`."""
+    modules = Path(forebay.bench.gates.__file__).parent.rglob("*.py")
+    found = {name for each in modules for name in re.findall(r'(?:check|_none)\(\s*f?"(\w+)[@"]', each.read_text())}
+    assert found >= {"wrong_bytes", "rss_growth", "fault_seen"}
+    assert found - set(texts.CHECK_NAMES) == set()
 
 
 def test_no_language_shows_the_other_ones_sentences() -> None:
