@@ -40,7 +40,15 @@ ENVIRONMENT = Environment(
 
 
 def group(role: Role, name: str = "") -> Group:
-    medium = Medium(path=f"/mnt/{role.value}", filesystem="ext4", source="/dev/md0", device="md0", device_number="9:0")
+    medium = Medium(
+        path=f"/mnt/{role.value}",
+        filesystem="ext4",
+        source="/dev/md0",
+        device="md0",
+        device_number="9:0",
+        mount_options="rw,noatime",
+        hardware={"disk": "md0", "raid": "raid0 of 4", "member 1": "nvme0n1, transport tcp"},
+    )
     return Group(
         name=name or role.value,
         role=role,

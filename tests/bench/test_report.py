@@ -307,14 +307,14 @@ def test_a_run_without_any_sample_is_a_page_too() -> None:
 
 def test_a_new_field_of_the_environment_is_shown_by_its_own_name() -> None:
     class Larger(Environment, frozen=True, kw_only=True):
-        accelerators: tuple[dict[str, object], ...]
+        racks: tuple[dict[str, object], ...]
 
     known = {name: getattr(ENVIRONMENT, name) for name in ENVIRONMENT.__struct_fields__}
-    larger = Larger(**known, accelerators=({"name": "H200", "memory_bytes": 141 * 10**9},))
+    larger = Larger(**known, racks=({"name": "R7", "memory_bytes": 141 * 10**9},))
     page = render_report(Records(gates=msgspec.structs.replace(gates_record(), environment=larger)))
     for shown in mains(page).values():
-        assert "accelerators" in shown
-        assert "H200, memory_bytes 141.00 GB" in shown
+        assert "racks" in shown
+        assert "R7, memory_bytes 141.00 GB" in shown
 
 
 # ---- pictures

@@ -297,11 +297,21 @@ def _groups(voice: Voice, record: RestoreRecord) -> str:
             voice(texts.TARGET): _target(voice, group),
             voice(texts.INSTANCES): str(group.instances),
             voice(texts.MEDIUM): _medium(voice, group.medium),
+            **_device(voice, group.medium),
             **_stored(voice, group.contents),
             **{escaped(name): escaped(fact) for name, fact in group.facts.items()},
         }
         parts.append(f"<h5>{escaped(group.name)}</h5>{facts(rows)}")
     return "".join(parts)
+
+
+def _device(voice: Voice, medium: Medium | None) -> dict[str, str]:
+    """How the medium is mounted and attached, as far as it is known."""
+    if medium is None:
+        return {}
+    hardware = "<br />".join(f"{escaped(name)}: {escaped(fact)}" for name, fact in medium.hardware.items())
+    found = {voice(texts.MOUNT_OPTIONS): escaped(medium.mount_options), voice(texts.DEVICE): hardware}
+    return {name: fact for name, fact in found.items() if fact}
 
 
 def _stored(voice: Voice, contents: Contents | None) -> dict[str, str]:

@@ -306,6 +306,8 @@ MEDIUM = Text("medium", "介质")
 MEDIUM_FOUND = Text(
     "{path}: {filesystem} on {source}, block device {device}", "{path}：{filesystem}，位于 {source}，块设备 {device}"
 )
+MOUNT_OPTIONS = Text("mount options", "挂载选项")
+DEVICE = Text("device, as the system describes it", "设备（系统所述）")
 NO_MEDIUM = Text("none on this machine", "本机上没有")
 STORED = Text("what is stored", "存储的内容")
 STORED_SAMPLE = Text(
@@ -328,6 +330,8 @@ ENVIRONMENT_FIELDS = {
     "python": Text("Python", "Python"),
     "packages": Text("software", "软件"),
     "transparent_huge_pages": Text("transparent huge pages", "透明大页"),
+    "accelerators": Text("accelerators", "加速器"),
+    "network": Text("network ports", "网络端口"),
 }
 """By the field's name in the record."""
 PLAN = Text("The plan, as it was read", "计划原文")
