@@ -10,5 +10,5 @@ __all__ = ["Options", "build"]
 
 def build(options: Options, group: GroupOptions, seed: int) -> Target:
     target = emulated.build(options, group, seed)
-    target.forget = lambda: None
+    target.forget = target.rest = lambda: None
     return target

@@ -134,6 +134,7 @@ class _Bench:
             facts=description.facts,
             contents=sample_contents(description.roots, self._options.seed) if description.roots else None,
         )
+        contestant.target.rest()
         self._progress.ended(f"{group.name}: populated with {len(prompts)} prompts in {seconds_text(taken_s)}")
 
     def _wave(self, contestant: _Contestant, concurrency: int, number: int) -> None:
@@ -148,6 +149,7 @@ class _Bench:
         with Sampler(lambda: self._read_bytes(contestant), self._options.sample_s, self._epoch_ns) as sampler:
             wave = contestant.target.wave(questions)
         after = self._host.read(description.processes, contestant.devices)
+        contestant.target.rest()
         seen = self._wave_record(contestant, concurrency, number, before, after)
         self._waves.append(
             msgspec.structs.replace(

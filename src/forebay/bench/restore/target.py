@@ -3,7 +3,7 @@
 A target is one module with a frozen `Options` and `build(options, group, seed)`, found by its name in
 `forebay.bench.restore.targets` or by a dotted path. All is called on one thread, in this order:
 
-    populate, then for each wave: forget, wave; and close at the end
+    populate, rest, then for each wave: forget, wave, rest; and close at the end
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class Target(Protocol):
 
     def wave(self, questions: Sequence[Question]) -> Wave:
         """Ask all at once, and return when the last has ended. A request that fails is an answer with an error."""
+        ...
+
+    def rest(self) -> None:
+        """The other groups' turn: give back what they may need of the machine, such as accelerators and memory."""
         ...
 
     def close(self) -> None:

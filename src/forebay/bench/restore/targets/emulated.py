@@ -140,8 +140,12 @@ class EmulatedTarget:
 
     def forget(self) -> None:
         """As after a restart: new engines with empty host pools, which find again what is on disk."""
-        self._close_instances()
+        self.rest()
         self._open()
+
+    def rest(self) -> None:
+        """Host pools and accelerators are for the group whose turn it is."""
+        self._close_instances()
 
     def _close_instances(self) -> None:
         for instance in self._instances.values():
