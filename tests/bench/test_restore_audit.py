@@ -57,6 +57,19 @@ def reasons(record: RestoreRecord) -> str:
 
 
 class TestPlantedRuns:
+    @pytest.mark.parametrize("kind", ["rag", "chat"])
+    def test_shared_prefixes_are_read_once_and_that_is_valid(self, disk: Path, kind: str) -> None:
+        workload = Named(kind=kind, options={"requests": 40} if kind == "rag" else {"sessions": 20})
+        group = GroupOptions(
+            name="it", role=Role.SHARED, instances=2, roots=(disk,), options=EMULATED | {"host_bytes": 30_000_000}
+        )
+        record = run_restore(
+            RestoreOptions(group=(group,), workload=workload, concurrency=(6,), rounds=1, limits=UNWATCHED)
+        )
+        assert reasons(record) == ""
+        [wave] = record.waves
+        assert 0 < wave.wanted_bytes <= sum(each.stored_tokens for each in record.requests) // 256 * 260_048
+
     def test_a_sound_run_is_valid(self, disk: Path) -> None:
         record = measure(disk)
         assert reasons(record) == ""
@@ -232,6 +245,10 @@ def test_one_bad_wave_is_enough(changes: dict[str, object], reason: str) -> None
 )
 def test_what_is_stored_has_to_be_on_a_disk_and_to_be_read_from_it(changes: dict[str, object], reason: str) -> None:
     assert reason in claims(groups=spoilt_group(**changes))
+
+
+def test_shared_prefixes_may_come_from_a_read_for_another_request() -> None:
+    assert claims(requests=spoilt(hit_source="file+host", shared_tokens=512)) == ""
 
 
 def test_a_control_that_drifts_and_one_that_found_something() -> None:

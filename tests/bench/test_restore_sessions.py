@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.bench.restore.sessions import Prompt, Sessions, returning, sessions_for, wave_of
+from forebay.bench.restore.sessions import Prompt, Sessions, returning, sessions_for, shared_tokens, wave_of
 from forebay.errors import ConfigError
 from forebay.workloads import Workload, agents, chat, cold, rag, restore, trace
 
@@ -89,6 +90,17 @@ def test_a_wave_wants_each_session_once_and_all_have_their_turn(sessions: int, c
     asked = [each.session for wave in waves for each in wave]
     counts = [asked.count(session) for session in range(sessions)]
     assert max(counts) - min(counts) <= 1
+
+
+def test_what_questions_of_a_wave_share_may_be_read_by_one_for_both() -> None:
+    workload = rag.build(rag.Options(requests=60, documents=2, documents_a_prompt=1))
+    found = sessions_for(workload, returning(workload, 6), instances=1, seed=0, is_shared=False)
+    shared = [shared_tokens(each, found.questions) for each in found.questions]
+    assert all(512 <= tokens <= each.stored_tokens for tokens, each in zip(shared, found.questions, strict=True))
+    apart = [dataclasses.replace(each, instance=each.session) for each in found.questions]
+    assert [shared_tokens(each, apart) for each in apart] == [0] * 6
+    alone = cold_sessions(4, 1, is_shared=False).questions
+    assert [shared_tokens(each, alone) for each in alone] == [0] * 4
 
 
 def test_the_seed_and_the_blocks_decide_the_tokens_and_nothing_else() -> None:

@@ -107,9 +107,15 @@ def _recomputed(requests: Sequence[RequestRecord]) -> Iterator[str]:
 
 
 def _sources(requests: Sequence[RequestRecord]) -> Iterator[str]:
-    """Everything that was stored came back, and from cold storage."""
+    """Everything that was stored came back, and from cold storage, or in shared prefixes from another's read of it.
+
+    That such prefixes were read at least once, the counters of the block layer have to show.
+    """
     good = [each for each in requests if not each.error]
-    others = [each for each in good if each.hit_tokens and each.hit_source not in (COLD_SOURCE, None)]
+    others = [
+        each for each in good
+        if each.hit_tokens and not each.shared_tokens and each.hit_source not in (COLD_SOURCE, None)
+    ]  # fmt: skip
     if others:
         names = ", ".join(sorted({str(each.hit_source) for each in others}))
         yield f"{len(others)} of {len(requests)} requests were restored from elsewhere than cold storage: {names}"

@@ -72,6 +72,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     stored_tokens: int = 0
     """Of the prompt, that a restore can bring: whole blocks of the engine that were stored before."""
+    shared_tokens: int = 0
+    """Of those, with which another request of the wave at the same instance begins too: one may read for both."""
     hit_tokens: int | None
     """Of the prompt, not computed. None where the target does not say."""
     hit_source: str | None

@@ -28,7 +28,7 @@ from forebay.bench.restore.metrics import cell_of, comparisons
 from forebay.bench.restore.options import GroupOptions, RestoreOptions, check_options
 from forebay.bench.restore.results import Group, RequestRecord, RestoreRecord, Role, WaveRecord
 from forebay.bench.restore.sampler import Sampler
-from forebay.bench.restore.sessions import Pair, Question, Sessions, returning, sessions_for, wave_of
+from forebay.bench.restore.sessions import Pair, Question, Sessions, returning, sessions_for, shared_tokens, wave_of
 from forebay.bench.restore.target import Answer, Target
 from forebay.bench.units import bytes_text, seconds_text
 from forebay.workloads import Workload
@@ -160,7 +160,10 @@ class _Bench:
             )
         )
         self._requests += [
-            self._request(contestant.group, question, answer, concurrency, number)
+            msgspec.structs.replace(
+                self._request(contestant.group, question, answer, concurrency, number),
+                shared_tokens=shared_tokens(question, questions),
+            )
             for question, answer in zip(questions, wave.answers, strict=True)
         ]
         self._progress.ended(self._said(name, concurrency, number))

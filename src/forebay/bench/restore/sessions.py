@@ -135,6 +135,17 @@ def sessions_for(workload: Workload, pairs: Sequence[Pair], *, instances: int, s
     return Sessions(tuple(populated.values()), tuple(questions))
 
 
+def shared_tokens(question: Question, wave: Sequence[Question]) -> int:
+    """Leading stored tokens that another question of the wave, to the same instance, begins with too."""
+    others = {
+        block for each in wave if each is not question and each.instance == question.instance
+        for block in each.prompt.chain
+    }  # fmt: skip
+    chain, block_tokens = question.prompt.chain, question.prompt.block_tokens
+    shared = next((at for at, block in enumerate(chain) if block not in others), len(chain))
+    return min(shared * block_tokens, question.stored_tokens)
+
+
 def wave_of(questions: Sequence[Question], concurrency: int, round_number: int) -> tuple[Question, ...]:
     """Which sessions a wave wants: the next so many, so that all have their turn. Rounds count from 1."""
     first = (round_number - 1) * concurrency

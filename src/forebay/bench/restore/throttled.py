@@ -40,7 +40,8 @@ _PIECE_S = 0.02
 """Reads are passed on in pieces that take about so long, so that the throttled medium is slow all the time, and not
 fast for a while and then silent."""
 _FREE_AT = struct.Struct("<q")
-_LONGEST_LINE_NS = 600 * 10**9
+_LONGEST_LINE_NS = 3600 * 10**9
+"""No line of blocks that take a second at most gets longer."""
 _OPEN_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -56,6 +57,12 @@ def build(options: Options, namespace: Namespace, namespace_digest: bytes) -> Th
     if not 0 < options.read_bytes_per_s < float("inf"):
         raise ConfigError(f"throttled tier: read_bytes_per_s must be above 0, not {options.read_bytes_per_s}")
     tier = open_tier(options.tier, namespace, namespace_digest)
+    if options.read_bytes_per_s < tier.spec.stored_bytes:
+        tier.close()
+        raise ConfigError(
+            f"throttled tier: at {options.read_bytes_per_s:.0f} bytes/s a block of {tier.spec.stored_bytes} bytes "
+            "takes more than a second: give a higher read_bytes_per_s, or smaller blocks"
+        )
     try:
         line = Line(Path(options.pipe) if options.pipe else None, options.read_bytes_per_s)
     except ConfigError:

@@ -16,6 +16,7 @@ import gc
 import hashlib
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from typing import Any
 import msgspec
 
 from forebay.assemble import StoreConfig, TierConfig, open_engine
+from forebay.bench.environment import available_memory_bytes
 from forebay.bench.restore.options import GroupOptions
 from forebay.bench.restore.results import Role
 from forebay.bench.restore.sessions import Populated, Prompt, Question
@@ -106,6 +108,7 @@ class EmulatedTarget:
         self._keys: dict[Prompt, tuple[BlockKey, ...]] = {}
         self._roots: list[Path] = []
         self._instances: dict[int, Instance] = {}
+        self._is_ending = threading.Event()
         try:
             self._make_roots()
         except BaseException:
@@ -157,13 +160,18 @@ class EmulatedTarget:
         instances = self._open()
         asked = [[each for each in questions if each.instance == instance.number] for instance in instances]
         keys = {each.session: self._keys_of(each.prompt) for each in questions}
+        self._is_ending.clear()
         with ThreadPoolExecutor(len(instances)) as threads:
-            running = [
-                threads.submit(instance.wave, mine, keys)
-                for instance, mine in zip(instances, asked, strict=True)
-                if mine
-            ]
-            answers = {answer.session: answer for future in running for answer in future.result()}
+            try:
+                running = [
+                    threads.submit(instance.wave, mine, keys, self._is_ending)
+                    for instance, mine in zip(instances, asked, strict=True)
+                    if mine
+                ]
+                answers = {answer.session: answer for future in running for answer in future.result()}
+            except BaseException:  # a signal, or one instance: the others are not waited for
+                self._is_ending.set()
+                raise
         stored = {key for each in questions for key in keys[each.session][: self._stored_blocks(each)]}
         is_stored = self._group.role is not Role.RECOMPUTE
         return Wave(
@@ -193,6 +201,13 @@ class EmulatedTarget:
             raise ConfigError(
                 f"group {self._group.name} needs {bytes_text(needed_bytes)} and there are {bytes_text(free_bytes)} "
                 "free: make room, or ask for fewer or shorter sessions"
+            )
+        pools_bytes = self._group.instances * self._options.host_bytes
+        available_bytes = available_memory_bytes()
+        if available_bytes is not None and pools_bytes > available_bytes:
+            raise ConfigError(
+                f"group {self._group.name} needs {bytes_text(pools_bytes)} of memory for its host pools where "
+                f"{bytes_text(available_bytes)} are free: lower host_bytes, or the instances"
             )
 
     def _open(self) -> list[Instance]:
@@ -268,7 +283,9 @@ class Instance:
     def populate(self, keys: Sequence[BlockKey]) -> None:
         store(self._engine, keys)
 
-    def wave(self, questions: Sequence[Question], keys: Mapping[int, Sequence[BlockKey]]) -> list[Answer]:
+    def wave(
+        self, questions: Sequence[Question], keys: Mapping[int, Sequence[BlockKey]], is_ending: threading.Event
+    ) -> list[Answer]:
         host = SimHost(self._engine, self._profile, self._block_tokens)
         sent_ns = self._engine.now_ns()
         sessions = {
@@ -280,17 +297,17 @@ class Instance:
         }  # fmt: skip
         self._device.arrived.clear()
         host.arrive([session for _, session in sessions.values()])
-        self._run(host, len(sessions))
+        self._run(host, len(sessions), is_ending)
         return [self._answer(question, session) for question, session in sessions.values()]
 
     def close(self) -> None:
         self._engine.close()
 
-    def _run(self, host: SimHost, sessions: int) -> None:
-        """Until all have ended, or nothing has been heard for too long."""
+    def _run(self, host: SimHost, sessions: int, is_ending: threading.Event) -> None:
+        """Until all have ended, nothing has been heard for too long, or nobody waits any more."""
         engine, limit_ns = self._engine, int(self._options.silence_limit_s * 1e9)
         heard_ns, ended, arrived = engine.now_ns(), 0, 0
-        while ended < sessions and engine.now_ns() < heard_ns + limit_ns:
+        while ended < sessions and engine.now_ns() < heard_ns + limit_ns and not is_ending.is_set():
             host.advance(engine.now_ns())
             if host.ended or host.wakes_ns < FAR_NS or len(self._device.arrived) > arrived:
                 ended, arrived, heard_ns = ended + len(host.ended), len(self._device.arrived), engine.now_ns()
