@@ -231,14 +231,14 @@ def gates_record(*extra: Check, title: str = "Acceptance of a pool", stopped_ear
     """G1 to G4, all passed but for `extra`, which G3 has besides its own."""
     checks = {
         "g1": (
-            check("read_bandwidth@8388608", 13.4e9, Bound.AT_LEAST, 12.0e9, "bytes/s"),
-            check("read_latency_p99@8388608", 0.0112, Bound.AT_MOST, 0.02, "s"),
+            check("read_bandwidth@8 MiB, 16 in flight, /mnt/pool", 13.4e9, Bound.AT_LEAST, 12.0e9, "bytes/s"),
+            check("read_latency_p99@8 MiB, 16 in flight, /mnt/pool", 0.0112, Bound.AT_MOST, 0.02, "s"),
         ),
-        "g2": (check("repeat_drift@8", 0.021, Bound.AT_MOST, 0.05, "ratio"),),
+        "g2": (check("repeat_drift@8 baseline", 0.021, Bound.AT_MOST, 0.05, "ratio"),),
         "g3": (
             check("ttft_p50_change@8", -0.334, Bound.AT_MOST, -0.25, "ratio"),
             check("throughput_change@8", 0.49, Bound.AT_LEAST, 0.29, "ratio"),
-            check("tokens_equal", 1, Bound.EQUAL, 1, "count"),
+            check("tokens_equal@8", 1, Bound.EQUAL, 1, "count"),
             *extra,
         ),
         "g4": (check("wrong_tokens", 0, Bound.EQUAL, 0, "count"),),

@@ -109,7 +109,10 @@ def test_every_check_that_a_gate_makes_is_translated() -> None:
     """Names of checks are literals in the gates' modules, up to their `@`."""
     modules = Path(forebay.bench.gates.__file__).parent.rglob("*.py")
     found = {name for each in modules for name in re.findall(r'(?:check|_none)\(\s*f?"(\w+)[@"]', each.read_text())}
-    assert found >= {"wrong_bytes", "rss_growth", "fault_seen"}
+    assert found >= {"wrong_bytes", "rss_growth", "fault_seen", "repeat_drift", "tokens_equal", "requests"}
+    for verb in ("read", "write"):  # these are put together
+        found |= {f"{verb}_bandwidth", f"{verb}_latency_p99"}
+    found |= {"pcie_width", "pcie_gt_per_s", "numa_node", "speed_mbit_per_s", "mtu_bytes", "pause_rx", "pause_tx"}
     assert found - set(texts.CHECK_NAMES) == set()
 
 
@@ -270,7 +273,7 @@ def test_each_check_stands_beside_its_limit() -> None:
     failed = check("throughput_change@16", 0.12, Bound.AT_LEAST, 0.29, "ratio")
     invalid = check("ttft_p50_change@16", None, Bound.AT_MOST, -0.25, "ratio")
     page = render_report(both(extra=(failed, invalid)))
-    said = "change of output tokens a second against the baseline @ 16: +12.0 %, limit at least +29.0 %"
+    said = "change of output tokens a second against the baseline @ 16 at once: +12.0 %, limit at least +29.0 %"
     assert said in mains(page)[Language.ENGLISH]
     for main in parsed(page).iter("main"):
         rows = {
@@ -279,7 +282,7 @@ def test_each_check_stands_beside_its_limit() -> None:
         assert rows["throughput_change@16"][0] == "+12.0 %"
         assert rows["throughput_change@16"][2] in ("FAIL", "不通过")
         assert rows["ttft_p50_change@16"][0] == "–"
-        assert rows["read_bandwidth@8388608"][0] == "13.40 GB/s"
+        assert rows["read_bandwidth@8 MiB, 16 in flight, /mnt/pool"][0] == "13.40 GB/s"
         word = next(each for each in main.iter("span") if each.attrib.get("class") == "word")
         assert word.text in ("FAIL", "不通过")
         assert PLAN in "".join(main.itertext())
@@ -385,6 +388,7 @@ def test_records_and_bundles_become_a_page(tmp_path: Path, capsys: pytest.Captur
     assert len(manifest.files) == 2
     assert run(["report", str(bundle), "--out", str(out), "--language", "zh"]) == 0
     shown = mains(out.read_text())
+    assert "G3: Cold restore, 60,000 tokens" in shown[Language.ENGLISH]
     assert "本页由核实无误的证据包生成" in shown[Language.CHINESE]
     assert "It was not signed." in shown[Language.ENGLISH]
     content = bytearray(bundle.read_bytes())

@@ -73,4 +73,4 @@ def quantity_text(quantity: float | None, unit: str) -> str:
         case "count":
             return f"{quantity:,.0f}"
         case _:
-            return f"{quantity:,.2f} {unit}"
+            return f"{quantity:,.{0 if float(quantity).is_integer() else 2}f} {unit}"

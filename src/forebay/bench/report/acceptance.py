@@ -76,7 +76,8 @@ def troubles(voice: Voice, record: GatesRecord) -> str:
             continue
         name = gate_name(voice, result.gate)
         lines = [_trouble(voice, each) for each in result.checks if each.outcome is not Outcome.PASS]
-        lines += [f'<span lang="en">{escaped(reason)}</span>' for reason in result.reasons]
+        if not lines:
+            lines = [f'<span lang="en">{escaped(reason)}</span>' for reason in result.reasons]
         if result.stopped_early:
             lines.append(f'{voice(texts.STOPPED_EARLY)} <span lang="en">{escaped(result.stopped_early)}</span>')
         if not lines:

@@ -7,7 +7,7 @@ comes from a record is escaped, and no figure is worked out here that the record
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ from forebay.bench.markup import document, escaped
 from forebay.bench.report import acceptance, restores, texts
 from forebay.bench.report.pictures import pictures
 from forebay.bench.report.style import REPORT_STYLE
-from forebay.bench.report.tables import facts, foreign_items
+from forebay.bench.report.tables import Row, facts, foreign_items
 from forebay.bench.report.texts import Language, Text, Voice
 from forebay.bench.report.values import time_text, yes_or_no
 from forebay.bench.restore.results import RestoreRecord
@@ -34,6 +34,7 @@ class Records:
 
     gates: GatesRecord | None = None
     restores: tuple[RestoreRecord, ...] = ()
+    """The first one is what the reader came for."""
     proofs: tuple[Verification, ...] = ()
     """Of the bundles that the records were read from."""
 
@@ -191,12 +192,10 @@ def _environments(voice: Voice, records: Records) -> str:
     )
 
 
-def _environment(voice: Voice, environment: Environment) -> dict[str, str]:
-    rows = {}
+def _environment(voice: Voice, environment: Environment) -> Iterator[Row]:
     for name, fact in msgspec.to_builtins(environment).items():
         known = texts.ENVIRONMENT_FIELDS.get(name)
-        rows[escaped(name) if known is None else voice(known)] = _fact(voice, name, fact)
-    return rows
+        yield Row(escaped(name) if known is None else voice(known), (_fact(voice, name, fact),))
 
 
 def _fact(voice: Voice, name: str, fact: object) -> str:
@@ -224,8 +223,10 @@ def _plan(voice: Voice, records: Records) -> str:
         digest = voice(texts.PLAN_DIGEST, digest=records.gates.plan_sha256)
         parts.append(f'<p class="small"><code>{digest}</code></p>')
     for record in records.restores:
-        rows = {escaped(name): _fact(voice, name, fact) for name, fact in record.options.items() if fact is not None}
-        rows = {voice(texts.WORKLOAD): escaped(record.workload), **rows}
+        rows = [Row(voice(texts.WORKLOAD), (escaped(record.workload),))]
+        rows += [
+            Row(escaped(name), (_fact(voice, name, fact),)) for name, fact in record.options.items() if fact is not None
+        ]
         parts.append(f"<h3>{voice(texts.OPTIONS, title=record.title)}</h3>{facts(rows)}")
     commands = {escaped(" ".join(each.command)) for each in (records.gates, *records.restores) if each is not None}
     parts.append(f"<h3>{voice(texts.COMMAND)}</h3>")

@@ -13,7 +13,7 @@ from forebay.bench.gates.run import RECORD_NAME as GATES_NAME
 from forebay.bench.gates.verdicts import GatesRecord
 from forebay.bench.report.page import Records
 from forebay.bench.restore.options import JSON_NAME as RESTORE_NAME
-from forebay.bench.restore.results import RestoreRecord
+from forebay.bench.restore.results import RestoreRecord, Role
 from forebay.errors import ConfigError
 
 _NAMES = (GATES_NAME, RESTORE_NAME)
@@ -44,18 +44,13 @@ def read_records(paths: Sequence[Path]) -> Records:
             records += _bundled(path, proofs[-1])
         else:
             records.append(decode_record(str(path), text))
-    gates = [each for each in records if isinstance(each, GatesRecord)]
-    if len(gates) > 1:
-        raise ConfigError("a report tells of one run of gates: give one record of gates, and make a page for each")
-    restores = tuple(each for each in records if isinstance(each, RestoreRecord))
-    return Records(gates=gates[0] if gates else None, restores=restores, proofs=tuple(proofs))
+    return _sorted(records, proofs)
 
 
 def records_of_run(gates: GatesRecord, directory: Path) -> Records:
     """A run of gates with the measurements that lie in its directory. Raises ConfigError for one that is no record."""
     names = [name for result in gates.results for name in result.files if name.rpartition("/")[2] == RESTORE_NAME]
-    found = [decode_record(name, _content(directory / name)) for name in names]
-    return Records(gates=gates, restores=tuple(each for each in found if isinstance(each, RestoreRecord)))
+    return _sorted([gates, *(_named(name, decode_record(name, _content(directory / name))) for name in names)])
 
 
 def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
@@ -78,10 +73,31 @@ def _bundled(path: Path, verified: Verification) -> list[GatesRecord | RestoreRe
             text = read_member(path, each.name, _MOST_BYTES)
             if hashlib.sha256(text).hexdigest() != each.sha256:
                 raise BundleUnsound(f"{path} changed while it was read")
-            found.append(decode_record(f"{path}: {each.name}", text))
+            found.append(_named(each.name, decode_record(f"{path}: {each.name}", text)))
     if not found:
         raise ConfigError(f"{path} holds no record to report on")
     return found
+
+
+def _named(name: str, record: GatesRecord | RestoreRecord) -> GatesRecord | RestoreRecord:
+    """A measurement's title begins with the gate that made it, which is the folder that it lies in."""
+    gate, slash, _ = name.partition("/")
+    if not slash or isinstance(record, GatesRecord):
+        return record
+    return msgspec.structs.replace(record, title=f"{gate.upper()}: {record.title}")
+
+
+def _sorted(records: Sequence[GatesRecord | RestoreRecord], proofs: Sequence[Verification] = ()) -> Records:
+    """Measurements of a candidate come before those that prepare for them."""
+    gates = [each for each in records if isinstance(each, GatesRecord)]
+    if len(gates) > 1:
+        raise ConfigError("a report tells of one run of gates: give one record of gates, and make a page for each")
+    restores = sorted((each for each in records if isinstance(each, RestoreRecord)), key=_has_no_candidate)
+    return Records(gates=gates[0] if gates else None, restores=tuple(restores), proofs=tuple(proofs))
+
+
+def _has_no_candidate(record: RestoreRecord) -> bool:
+    return not any(group.role in (Role.CANDIDATE, Role.SHARED) for group in record.groups)
 
 
 def _content(path: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forebay.bench.evidence import ENOUGH_SHARE, Medium, Validity
@@ -292,34 +292,35 @@ def _largest(counts: Iterable[int | None]) -> int | None:
 def _groups(voice: Voice, record: RestoreRecord) -> str:
     parts = []
     for group in record.groups:
-        rows = {
-            voice(texts.ROLE): voice(texts.ROLES[group.role]),
-            voice(texts.TARGET): _target(voice, group),
-            voice(texts.INSTANCES): str(group.instances),
-            voice(texts.MEDIUM): _medium(voice, group.medium),
-            **_device(voice, group.medium),
-            **_stored(voice, group.contents),
-            **{escaped(name): escaped(fact) for name, fact in group.facts.items()},
-        }
+        rows = [
+            Row(voice(texts.ROLE), (voice(texts.ROLES[group.role]),)),
+            Row(voice(texts.TARGET), (_target(voice, group),)),
+            Row(voice(texts.INSTANCES), (str(group.instances),)),
+            Row(voice(texts.MEDIUM), (_medium(voice, group.medium),)),
+            *_device(voice, group.medium),
+            *_stored(voice, group.contents),
+            *(Row(escaped(name), (f'<span lang="en">{escaped(fact)}</span>',)) for name, fact in group.facts.items()),
+        ]
         parts.append(f"<h5>{escaped(group.name)}</h5>{facts(rows)}")
     return "".join(parts)
 
 
-def _device(voice: Voice, medium: Medium | None) -> dict[str, str]:
+def _device(voice: Voice, medium: Medium | None) -> Iterator[Row]:
     """How the medium is mounted and attached, as far as it is known."""
     if medium is None:
-        return {}
+        return
     hardware = "<br />".join(f"{escaped(name)}: {escaped(fact)}" for name, fact in medium.hardware.items())
-    found = {voice(texts.MOUNT_OPTIONS): escaped(medium.mount_options), voice(texts.DEVICE): hardware}
-    return {name: fact for name, fact in found.items() if fact}
+    for name, fact in ((texts.MOUNT_OPTIONS, escaped(medium.mount_options)), (texts.DEVICE, hardware)):
+        if fact:
+            yield Row(voice(name), (fact,))
 
 
-def _stored(voice: Voice, contents: Contents | None) -> dict[str, str]:
+def _stored(voice: Voice, contents: Contents | None) -> Iterator[Row]:
     if contents is None:
-        return {}
+        return
     share = f"{100 * contents.compressed_share:.0f} %"
     files, duplicates = f"{contents.sampled_files:,}", f"{contents.duplicate_files:,}"
-    return {voice(texts.STORED): voice(texts.STORED_SAMPLE, files=files, duplicates=duplicates, share=share)}
+    yield Row(voice(texts.STORED), (voice(texts.STORED_SAMPLE, files=files, duplicates=duplicates, share=share),))
 
 
 def _target(voice: Voice, group: Group) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from forebay.bench.markup import escaped
@@ -26,9 +26,9 @@ def table(heads: Sequence[str], rows: Iterable[Row], kind: str = "figures") -> s
     )
 
 
-def facts(rows: Mapping[str, str]) -> str:
-    """Names and what they are."""
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{fact}</td></tr>' for name, fact in rows.items())
+def facts(rows: Iterable[Row]) -> str:
+    """Names and what they are, without a head above."""
+    body = "".join(f'<tr><th scope="row">{row.head}</th><td>{"".join(row.cells)}</td></tr>' for row in rows)
     return f'<table class="facts"><tbody>{body}</tbody></table>'
 
 

@@ -193,7 +193,22 @@ BOUNDS = {
     Bound.AT_LEAST: Text("at least {limit}", "不低于 {limit}"),
     Bound.EQUAL: Text("exactly {limit}", "恰为 {limit}"),
 }
+WHERE = Text("{concurrency} at once{group}", "并发 {concurrency}{group}")
+BY_CONCURRENCY = ("ttft_p50_change", "throughput_change", "tokens_equal", "requests", "repeat_drift")
+"""Checks that have a concurrency after the `@`, and sometimes a group after that."""
 CHECK_NAMES = {
+    "read_bandwidth": Text("raw read bandwidth", "裸读带宽"),
+    "write_bandwidth": Text("raw write bandwidth", "裸写带宽"),
+    "read_latency_p99": Text("p99 of a read", "读延迟 p99"),
+    "write_latency_p99": Text("p99 of a write", "写延迟 p99"),
+    "pcie_width": Text("PCIe lanes", "PCIe 通道数"),
+    "pcie_gt_per_s": Text("PCIe speed a lane", "PCIe 每通道速率"),
+    "numa_node": Text("NUMA node", "NUMA 节点"),
+    "speed_mbit_per_s": Text("link speed", "链路速率"),
+    "mtu_bytes": Text("MTU", "最大传输单元（MTU）"),
+    "pause_rx": Text("flow control, receiving (1: on)", "接收流控（1 为开）"),
+    "pause_tx": Text("flow control, sending (1: on)", "发送流控（1 为开）"),
+    "repeat_drift": Text("largest over smallest TTFT p50 of the rounds, less 1", "各轮 TTFT p50 最大与最小之比减 1"),
     "ttft_p50_change": Text("change of TTFT p50 against the baseline", "TTFT p50 相对基线的变化"),
     "throughput_change": Text("change of output tokens a second against the baseline", "每秒输出 token 相对基线的变化"),
     "read_bandwidth": Text("raw reads of the device", "设备裸读带宽"),
@@ -210,7 +225,6 @@ CHECK_NAMES = {
     "tokens_equal": Text("every output equal to the baseline's (1: yes)", "全部输出与基线一致（1 为是）"),
     "failed_requests": Text("requests that failed", "失败的请求"),
     "requests": Text("requests with a record of their own", "有逐条记录的请求"),
-    "repeat_drift": Text("TTFT p50 of the rounds, largest over smallest", "各轮 TTFT p50 的最大与最小之差"),
     "wrong_bytes": Text("wrong bytes returned", "返回的错误字节"),
     "wrong_tokens": Text("tokens in wrong blocks", "错误块中的 token"),
     "unsound_rests": Text(
@@ -303,7 +317,7 @@ FOREIGN = Text("moved by others", "他人读写")
 CLOCK = Text("clock step", "时钟跳变")
 GROUPS = Text("What was compared", "比较的对象")
 ROLE = Text("role", "角色")
-TARGET = Text("target", "被测目标")
+TARGET = Text("kind of target", "被测目标的类型")
 TARGETS = {
     "emulated": Text(
         "emulated accelerator (timed compute; real KV bytes, store and disk)",

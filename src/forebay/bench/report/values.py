@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from forebay.bench.gates.report import quantity_text
 from forebay.bench.gates.verdicts import Check
-from forebay.bench.report.texts import BOUNDS, CHECK_NAMES, GROUP_NAME, NO, ROLES, ROLES_SAID, YES, Voice
+from forebay.bench.report import texts
+from forebay.bench.report.texts import Voice
 from forebay.bench.restore.results import Cell, Comparison, Group, RestoreRecord, Role, Spread
 from forebay.bench.units import NOTHING, bytes_text
 
@@ -61,16 +62,19 @@ def measured_text(check: Check, quantity: float | None) -> str:
 
 
 def limit_text(voice: Voice, check: Check) -> str:
-    return voice.plain(BOUNDS[check.bound], limit=measured_text(check, check.limit))
+    return voice.plain(texts.BOUNDS[check.bound], limit=measured_text(check, check.limit))
 
 
 def check_title(voice: Voice, check: Check) -> str:
     """In words, with what comes after the `@`; a check without a text by its own name."""
     kind, at, where = check.name.partition("@")
-    known = CHECK_NAMES.get(kind)
+    known = texts.CHECK_NAMES.get(kind)
     if known is None:
         return check.name
     title = voice.plain(known)
+    concurrency, _, group = where.partition(" ")
+    if kind in texts.BY_CONCURRENCY and concurrency.isdecimal():
+        where = voice.plain(texts.WHERE, concurrency=concurrency, group=f", {group}" if group else "")
     return f"{title} @ {where}" if at else title
 
 
@@ -79,7 +83,7 @@ def _is_change(name: str) -> bool:
 
 
 def yes_or_no(voice: Voice, is_so: object) -> str:
-    return voice.plain(YES if is_so else NO)
+    return voice.plain(texts.YES if is_so else texts.NO)
 
 
 # ---- looking things up in a record
@@ -95,8 +99,8 @@ def group_label(voice: Voice, record: RestoreRecord, name: str) -> str:
     group = next((each for each in record.groups if each.name == name), None)
     if group is None:
         return name
-    role = voice.plain(ROLES[group.role])
-    return role if name in (group.role.value, role) else voice.plain(GROUP_NAME, role=role, name=name)
+    role = voice.plain(texts.ROLES[group.role])
+    return role if name in (group.role.value, role) else voice.plain(texts.GROUP_NAME, role=role, name=name)
 
 
 def group_said(voice: Voice, record: RestoreRecord, name: str) -> str:
@@ -104,9 +108,9 @@ def group_said(voice: Voice, record: RestoreRecord, name: str) -> str:
     group = next((each for each in record.groups if each.name == name), None)
     if group is None:
         return name
-    role = voice.plain(ROLES_SAID[group.role])
-    is_named = name not in (group.role.value, voice.plain(ROLES[group.role]))
-    return voice.plain(GROUP_NAME, role=role, name=name) if is_named else role
+    role = voice.plain(texts.ROLES_SAID[group.role])
+    is_named = name not in (group.role.value, voice.plain(texts.ROLES[group.role]))
+    return voice.plain(texts.GROUP_NAME, role=role, name=name) if is_named else role
 
 
 def cell_of(record: RestoreRecord, group: str, concurrency: int) -> Cell | None:
