@@ -197,17 +197,6 @@ WHERE = Text("{concurrency} at once{group}", "并发 {concurrency}{group}")
 BY_CONCURRENCY = ("ttft_p50_change", "throughput_change", "tokens_equal", "requests", "repeat_drift")
 """Checks that have a concurrency after the `@`, and sometimes a group after that."""
 CHECK_NAMES = {
-    "read_bandwidth": Text("raw read bandwidth", "裸读带宽"),
-    "write_bandwidth": Text("raw write bandwidth", "裸写带宽"),
-    "read_latency_p99": Text("p99 of a read", "读延迟 p99"),
-    "write_latency_p99": Text("p99 of a write", "写延迟 p99"),
-    "pcie_width": Text("PCIe lanes", "PCIe 通道数"),
-    "pcie_gt_per_s": Text("PCIe speed a lane", "PCIe 每通道速率"),
-    "numa_node": Text("NUMA node", "NUMA 节点"),
-    "speed_mbit_per_s": Text("link speed", "链路速率"),
-    "mtu_bytes": Text("MTU", "最大传输单元（MTU）"),
-    "pause_rx": Text("flow control, receiving (1: on)", "接收流控（1 为开）"),
-    "pause_tx": Text("flow control, sending (1: on)", "发送流控（1 为开）"),
     "repeat_drift": Text("largest over smallest TTFT p50 of the rounds, less 1", "各轮 TTFT p50 最大与最小之比减 1"),
     "ttft_p50_change": Text("change of TTFT p50 against the baseline", "TTFT p50 相对基线的变化"),
     "throughput_change": Text("change of output tokens a second against the baseline", "每秒输出 token 相对基线的变化"),
