@@ -20,9 +20,12 @@ from forebay.bench.bundle import write_bundle
 from forebay.bench.environment import Environment
 from forebay.bench.evidence import Validity
 from forebay.bench.gates.report import encode_json
+from forebay.bench.gates.stability.log import Line, Look, Report, Resumed, Sample, Strike
+from forebay.bench.gates.stability.options import FaultKind
 from forebay.bench.gates.verdicts import Bound, Check, GatesRecord, Outcome, check
 from forebay.bench.report import texts
 from forebay.bench.report.charts import MOST_POINTS, Scale, staircase, thinned
+from forebay.bench.report.history import MOST_INTERVALS, History, history_of
 from forebay.bench.report.page import Records, render_report
 from forebay.bench.report.texts import Language, Text
 from forebay.bench.restore.results import BandwidthSample, RestoreRecord, Role
@@ -99,7 +102,7 @@ def test_every_text_is_there_in_both_languages_with_the_same_places() -> None:
 def test_every_value_that_a_record_can_have_is_translated() -> None:
     for kinds, found in (
         (Outcome, texts.OUTCOMES), (Bound, texts.BOUNDS), (Validity, texts.VALIDITIES), (Role, texts.ROLES),
-        (Role, texts.ROLES_SAID),
+        (Role, texts.ROLES_SAID), (FaultKind, texts.FAULTS),
     ):  # fmt: skip
         assert set(found) == set(kinds)
     assert set(texts.ENVIRONMENT_FIELDS) == set(Environment.__struct_fields__)
@@ -366,6 +369,53 @@ def test_requests_without_a_first_token_hold_the_line_down() -> None:
     assert "4 requests, 1 of them without a first token" in english
 
 
+# ---- the stability gate over time
+
+
+def sample(elapsed_s: float, *loads_s: float, rss_bytes: int = 10**9) -> Sample:
+    report = Report(
+        age_s=1.0, covers_s=1.0, loads=len(loads_s), disk_loads=len(loads_s), loaded_blocks=0, disk_blocks=0,
+        offered_blocks=0, wrong_blocks=0, wrong_bytes=0, unsound=(), rss_bytes=rss_bytes, descriptors=9, threads=3,
+        shm_segments=(), errors={}, disk_load_s=loads_s,
+    )  # fmt: skip
+    return Sample(elapsed_s=elapsed_s, worker=0, incarnation=0, report=report)
+
+
+def history(*lines: Line, end: bytes = b"") -> History:
+    return history_of("g4", [*(msgspec.json.encode(line) + b"\n" for line in lines), end])
+
+
+def test_three_days_become_a_few_hundred_intervals_that_lose_no_peak() -> None:
+    chance = random.Random(1)
+    samples = [sample(10.0 * number, chance.random(), chance.random() / 2) for number in range(26_000)]
+    samples[777] = sample(7770.0, *[99.0] * 10, rss_bytes=7 * 10**9)
+    strike = Strike(elapsed_s=7770.0, number=0, kind=FaultKind.SLOW, target=0)
+    found = history(*samples[:5000], strike, Look(elapsed_s=50_001.0, pool_bytes=5), *samples[5000:], end=b'{"type')
+    assert MOST_INTERVALS / 2 < len(found.intervals) <= MOST_INTERVALS
+    assert max(each.rss_bytes or 0 for each in found.intervals) == 7 * 10**9
+    assert [each.pool_bytes for each in found.intervals if each.pool_bytes is not None] == [5]
+    worst = max(found.intervals, key=lambda each: each.p99_s or 0.0)
+    assert worst.ends_s - 1024 <= 7770.0 <= worst.ends_s
+    assert found.strikes == {FaultKind.SLOW: 1}
+    shown = mains(render_report(Records(gates=gates_record(), histories=(found,))))
+    assert "Upright lines are faults: slow device 1." in shown[Language.ENGLISH]
+    assert "竖线是故障：设备变慢 1。" in shown[Language.CHINESE]
+    assert "hours of load" in shown[Language.ENGLISH]
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}\n", b"\xff\n", b'{"type":"look","elapsed_s":-1,"pool_bytes":0}\n', b"[" * 9999 + b"\n"]
+)
+def test_a_log_that_cannot_be_read_is_refused(text: bytes) -> None:
+    with pytest.raises(ConfigError, match="line 1"):
+        history_of("g4", [text])
+
+
+def test_a_log_without_a_load_has_no_picture() -> None:
+    found = history(Resumed(elapsed_s=0.0, at="now"))
+    assert "Memory of the largest worker" not in render_report(Records(gates=gates_record(), histories=(found,)))
+
+
 # ---- the command
 
 
@@ -383,11 +433,14 @@ def test_records_and_bundles_become_a_page(tmp_path: Path, capsys: pytest.Captur
     plain = out.read_text()
     assert plain == render_report(Records(gates=gates_record(), restores=(restore_record(),)))
     bundle = tmp_path / "gates.zip"
-    files = {"gates.json": gates, "g3/restore.json": restore}
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(msgspec.json.encode(sample(1.0, 0.5)) + b"\n")
+    files = {"gates.json": gates, "g3/restore.json": restore, "g4/log.jsonl": log}
     manifest = write_bundle(bundle, files, title="t", created="2026-01-01T00:00:00+00:00")
-    assert len(manifest.files) == 2
+    assert len(manifest.files) == 3
     assert run(["report", str(bundle), "--out", str(out), "--language", "zh"]) == 0
     shown = mains(out.read_text())
+    assert "p99 (solid): from 0.500 s to 0.500 s." in shown[Language.ENGLISH]
     assert "G3: Cold restore, 60,000 tokens" in shown[Language.ENGLISH]
     assert "本页由核实无误的证据包生成" in shown[Language.CHINESE]
     assert "It was not signed." in shown[Language.ENGLISH]

@@ -9,7 +9,9 @@ import pytest
 from browser_kit import NAMES, Browser, browser, chromium
 from report_kit import gates_record, restore_record
 
+from forebay.bench.gates.stability.options import FaultKind
 from forebay.bench.gates.verdicts import Bound, check
+from forebay.bench.report.history import History, Interval
 from forebay.bench.report.page import Records, render_report
 from forebay.bench.report.texts import Language
 
@@ -17,6 +19,12 @@ PROGRAM = chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no Chromium here: none of {', '.join(NAMES)} is in PATH")
 
 LONG = "a-very-long-name-without-a-single-blank-" * 6
+HISTORY = History(
+    gate="g4",
+    intervals=tuple(Interval(600.0 * (n + 1), 0.01, 0.02 + n / 1e4, 10**9 + n, 2 * 10**12) for n in range(400)),
+    strikes_s=tuple(1800.0 * (n + 1) for n in range(130)),
+    strikes={FaultKind.KILL: 65, FaultKind.LOST: 65},
+)
 LOOK = """
 (() => {
   const shown = [...document.querySelectorAll("main")].filter(each => each.getClientRects().length);
@@ -67,6 +75,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             restore_record(),
             restore_record(3, concurrencies=(2,), rounds=1, reasons=(LONG,), title=LONG),
         ),
+        histories=(HISTORY,),
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(render_report(records))
@@ -93,7 +102,7 @@ def test_both_languages_fit_and_every_figure_has_its_text(opened: Browser, page:
         assert look["heading"].startswith("Acceptance")
         assert len(look["links"]) == 10
         assert all(leads for _, leads in look["links"])
-        assert look["images"] == len(look["figures"]) == 14
+        assert look["images"] == len(look["figures"]) == 17
         for figure in look["figures"]:
             assert all(len(text) > 10 for text in figure["named"]), figure
             assert len(figure["caption"]) > 40

@@ -108,6 +108,8 @@ class Panel:
     across: tuple[Tick, ...]
     across_unit: str
     lines: tuple[Line, ...]
+    marks: tuple[float, ...] = ()
+    """Places across at which something happened."""
 
 
 def is_drawable(value: float) -> bool:
@@ -145,6 +147,10 @@ def figure(panel: Panel) -> str:
         f'<title id="{panel.identity}-title">{escaped(panel.title)}</title>',
         f'<desc id="{panel.identity}-words">{escaped(panel.words)}</desc>',
         *_grid(panel),
+        *(
+            f'<path d="M{_x(each)} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="#c9b37a" stroke-width="0.8" />'
+            for each in panel.marks
+        ),
         *(part for line in sorted(panel.lines, key=lambda line: not line.is_faint) for part in _drawn(line)),
         f"</svg><figcaption><strong>{escaped(panel.title)}</strong> {escaped(panel.caption)}</figcaption></figure>",
     ]

@@ -1,7 +1,7 @@
 """Records as one HTML page for manager and engineer: English and Chinese in one file, no script, no network.
 
 The page is written once in each language; which one is shown is two radio buttons and a rule of style. Everything that
-comes from a record is escaped, and no figure is worked out here that the record does not give.
+comes from a record is escaped, and no figure is worked out here that the records do not give.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from forebay.bench.evidence import Validity
 from forebay.bench.gates.verdicts import GatesRecord, Outcome
 from forebay.bench.markup import document, escaped
 from forebay.bench.report import acceptance, restores, texts
+from forebay.bench.report.histories import history_pictures
+from forebay.bench.report.history import History
 from forebay.bench.report.pictures import pictures
 from forebay.bench.report.style import REPORT_STYLE
 from forebay.bench.report.tables import Row, facts, foreign_items
@@ -35,6 +37,8 @@ class Records:
     gates: GatesRecord | None = None
     restores: tuple[RestoreRecord, ...] = ()
     """The first one is what the reader came for."""
+    histories: tuple[History, ...] = ()
+    """Of gates that run for long."""
     proofs: tuple[Verification, ...] = ()
     """Of the bundles that the records were read from."""
 
@@ -109,7 +113,8 @@ def _sections(voice: Voice, records: Records) -> list[_Section]:
         _Section(
             "pictures",
             texts.PICTURES,
-            _of_each(records, lambda each, number: pictures(voice, each, f"{tag}-{number}")),
+            _of_each(records, lambda each, number: pictures(voice, each, f"{tag}-{number}"))
+            + _histories(voice, records),
         ),
         _Section("checks", texts.CHECKS, "" if gates is None else _checks(voice, gates)),
         _Section("figures", texts.ALL_FIGURES, _of_each(records, lambda each, _: restores.all_figures(voice, each))),
@@ -128,6 +133,14 @@ def _of_each(records: Records, write: Callable[[RestoreRecord, int], str]) -> st
         return "".join(parts)
     return "".join(
         f"<h3>{escaped(record.title)}</h3>{part}" for record, part in zip(records.restores, parts, strict=True)
+    )
+
+
+def _histories(voice: Voice, records: Records) -> str:
+    tag = voice.language.value
+    return "".join(
+        f"<h3>{acceptance.gate_name(voice, each.gate)}</h3>{history_pictures(voice, each, f'{tag}-history-{number}')}"
+        for number, each in enumerate(records.histories)
     )
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from forebay.bench.bundle import BundleUnsound, Verification, read_member, verify_bundle
+from forebay.bench.bundle.bundle import BundledFile
 from forebay.bench.gates.run import RECORD_NAME as GATES_NAME
+from forebay.bench.gates.stability.supervisor import LOG_NAME
 from forebay.bench.gates.verdicts import GatesRecord
+from forebay.bench.report.history import History, history_of
 from forebay.bench.report.page import Records
 from forebay.bench.restore.options import JSON_NAME as RESTORE_NAME
 from forebay.bench.restore.results import RestoreRecord, Role
 from forebay.errors import ConfigError
 
-_NAMES = (GATES_NAME, RESTORE_NAME)
-"""Of records in a bundle: the last part of their names."""
 _MOST_BYTES = 512 * 2**20
 _ZIP_MAGIC = b"PK"
 
@@ -37,20 +39,34 @@ def read_records(paths: Sequence[Path]) -> Records:
     """
     records: list[GatesRecord | RestoreRecord] = []
     proofs: list[Verification] = []
+    histories: list[History] = []
     for path in paths:
         text = _content(path)
         if text.startswith(_ZIP_MAGIC):
             proofs.append(verify_bundle(path))
             records += _bundled(path, proofs[-1])
+            histories += _bundled_histories(path, proofs[-1])
         else:
             records.append(decode_record(str(path), text))
-    return _sorted(records, proofs)
+    return _sorted(records, histories, proofs)
 
 
 def records_of_run(gates: GatesRecord, directory: Path) -> Records:
     """A run of gates with the measurements that lie in its directory. Raises ConfigError for one that is no record."""
-    names = [name for result in gates.results for name in result.files if name.rpartition("/")[2] == RESTORE_NAME]
-    return _sorted([gates, *(_named(name, decode_record(name, _content(directory / name))) for name in names)])
+    names = [name for result in gates.results for name in result.files]
+    restores = [
+        _named(name, decode_record(name, _content(directory / name))) for name in names if _ends(name, RESTORE_NAME)
+    ]
+    histories = [_history_in(directory, name) for name in names if _ends(name, LOG_NAME)]
+    return _sorted([gates, *restores], histories)
+
+
+def _history_in(directory: Path, name: str) -> History:
+    try:
+        with (directory / name).open("rb") as log:
+            return history_of(_gate_of(name), log)
+    except OSError as error:
+        raise ConfigError(f"{directory / name} cannot be read ({error.strerror})") from None
 
 
 def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
@@ -67,16 +83,39 @@ def decode_record(name: str, text: bytes) -> GatesRecord | RestoreRecord:
 
 
 def _bundled(path: Path, verified: Verification) -> list[GatesRecord | RestoreRecord]:
-    found = []
-    for each in verified.manifest.files:
-        if each.name.rpartition("/")[2] in _NAMES:
-            text = read_member(path, each.name, _MOST_BYTES)
-            if hashlib.sha256(text).hexdigest() != each.sha256:
-                raise BundleUnsound(f"{path} changed while it was read")
-            found.append(_named(each.name, decode_record(f"{path}: {each.name}", text)))
+    found = [
+        _named(each.name, decode_record(f"{path}: {each.name}", _member(path, each)))
+        for each in verified.manifest.files
+        if _ends(each.name, GATES_NAME) or _ends(each.name, RESTORE_NAME)
+    ]
     if not found:
         raise ConfigError(f"{path} holds no record to report on")
     return found
+
+
+def _bundled_histories(path: Path, verified: Verification) -> list[History]:
+    return [
+        history_of(_gate_of(each.name), io.BytesIO(_member(path, each)))
+        for each in verified.manifest.files
+        if _ends(each.name, LOG_NAME)
+    ]
+
+
+def _member(path: Path, listed: BundledFile) -> bytes:
+    """As it was verified. Raises BundleUnsound for another."""
+    content = read_member(path, listed.name, _MOST_BYTES)
+    if hashlib.sha256(content).hexdigest() != listed.sha256:
+        raise BundleUnsound(f"{path} changed while it was read")
+    return content
+
+
+def _ends(name: str, last: str) -> bool:
+    return name.rpartition("/")[2] == last
+
+
+def _gate_of(name: str) -> str:
+    """A gate's evidence lies in a folder that has its name."""
+    return name.partition("/")[0]
 
 
 def _named(name: str, record: GatesRecord | RestoreRecord) -> GatesRecord | RestoreRecord:
@@ -87,13 +126,20 @@ def _named(name: str, record: GatesRecord | RestoreRecord) -> GatesRecord | Rest
     return msgspec.structs.replace(record, title=f"{gate.upper()}: {record.title}")
 
 
-def _sorted(records: Sequence[GatesRecord | RestoreRecord], proofs: Sequence[Verification] = ()) -> Records:
+def _sorted(
+    records: Sequence[GatesRecord | RestoreRecord], histories: Sequence[History], proofs: Sequence[Verification] = ()
+) -> Records:
     """Measurements of a candidate come before those that prepare for them."""
     gates = [each for each in records if isinstance(each, GatesRecord)]
     if len(gates) > 1:
         raise ConfigError("a report tells of one run of gates: give one record of gates, and make a page for each")
     restores = sorted((each for each in records if isinstance(each, RestoreRecord)), key=_has_no_candidate)
-    return Records(gates=gates[0] if gates else None, restores=tuple(restores), proofs=tuple(proofs))
+    return Records(
+        gates=gates[0] if gates else None,
+        restores=tuple(restores),
+        histories=tuple(histories),
+        proofs=tuple(proofs),
+    )
 
 
 def _has_no_candidate(record: RestoreRecord) -> bool:

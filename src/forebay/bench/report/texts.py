@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from forebay.bench.evidence import Validity
+from forebay.bench.gates.stability.options import FaultKind
 from forebay.bench.gates.verdicts import Bound, Outcome
 from forebay.bench.markup import escaped
 from forebay.bench.restore.results import Role
@@ -266,6 +267,27 @@ TIME_AXIS = Text("seconds since the wave began", "自该波开始的秒数")
 TOKENS_AXIS = Text("tokens/s", "token/秒")
 BANDWIDTH_AXIS = Text("GB/s", "GB/秒")
 SHARE_AXIS = Text("% of requests", "请求的 %")
+
+LOADS_PICTURE = Text("Loads from disk over time", "磁盘加载耗时随时间的变化")
+LOAD_AXIS = Text("a load, s", "一次加载，秒")
+P99_CURVE = Text("p99 (solid)", "p99（实线）")
+P50_CURVE = Text("p50 (dashed)", "p50（虚线）")
+MEMORY_PICTURE = Text("Memory of the largest worker over time", "最大工作进程的内存随时间的变化")
+LARGEST_WORKER = Text("resident", "驻留内存")
+POOL_PICTURE = Text("Bytes in the pool over time", "缓存池占用随时间的变化")
+POOL_CURVE = Text("occupied", "占用")
+BYTES_AXIS = Text("GB", "GB（十亿字节）")
+HOURS_AXIS = Text("hours of load", "加载时间，小时")
+MINUTES_AXIS = Text("minutes of load", "加载时间，分钟")
+LOAD_SECONDS_AXIS = Text("seconds of load", "加载时间，秒")
+CURVE = Text("{name}: from {least} to {most}.", "{name}：从 {least} 到 {most}。")
+FAULTS = {
+    FaultKind.KILL: Text("killed worker", "杀死工作进程"),
+    FaultKind.FULL: Text("full disk", "磁盘写满"),
+    FaultKind.SLOW: Text("slow device", "设备变慢"),
+    FaultKind.LOST: Text("lost root", "存储根丢失"),
+}
+STRIKES = Text("Upright lines are faults: {strikes}.", "竖线是故障：{strikes}。")
 
 # ---- all figures of a cell
 
