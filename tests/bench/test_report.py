@@ -366,7 +366,12 @@ def test_requests_without_a_first_token_hold_the_line_down() -> None:
     failed = msgspec.structs.replace(record.requests[0], ttft_s=None, error="refused")
     record = msgspec.structs.replace(record, requests=(failed, *record.requests[1:]))
     english = mains(render_report(Records(restores=(record,))))[Language.ENGLISH]
-    assert "4 requests, 1 of them without a first token" in english
+    assert "4 requests. 1 of them without a first token." in english
+
+
+def test_a_shared_pool_tells_of_the_sessions_of_others() -> None:
+    english = mains(render_report(Records(restores=(restore_record(),))))[Language.ENGLISH]
+    assert english.count("of them read another instance's session") == 8  # once in a picture, once below it
 
 
 # ---- the stability gate over time

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forebay.bench.report import texts
 from forebay.bench.report.charts import (
@@ -30,7 +29,7 @@ from forebay.bench.report.values import (
     interval_text,
     token_rate_text,
 )
-from forebay.bench.restore.results import BandwidthSample, Cell, RestoreRecord, Role, Spread, WaveRecord
+from forebay.bench.restore.results import BandwidthSample, Cell, RequestRecord, RestoreRecord, Role, Spread, WaveRecord
 from forebay.bench.units import seconds_text
 
 _GB = 1e9
@@ -153,33 +152,20 @@ def _distribution(
     voice: Voice, record: RestoreRecord, pens: dict[str, Pen], concurrency: int, prefix: str
 ) -> Panel | None:
     """For each group, the share of its requests that had their first token by then: one that failed never had."""
-    asked: Counter[str] = Counter()
-    waits: dict[str, list[float]] = {}
-    for each in record.requests:
-        if each.concurrency == concurrency:
-            asked[each.group] += 1
-            if each.ttft_s is not None and is_drawable(each.ttft_s):
-                waits.setdefault(each.group, []).append(each.ttft_s)
-    if not waits:
+    asked = {
+        name: [each for each in record.requests if (each.group, each.concurrency) == (name, concurrency)]
+        for name in pens
+    }
+    waits = {name: sorted(_waits(requests)) for name, requests in asked.items() if requests}
+    if not any(waits.values()):
         return None
     scale = Scale.of([wait for found in waits.values() for wait in found])
-    lines, words = [], []
+    lines, words = list[Line](), list[str]()
     for name, pen in pens.items():
-        if name not in asked:
-            continue
-        found = sorted(waits.get(name, []))
-        points = [(scale.place(wait), number / asked[name]) for number, wait in enumerate(found, 1)]
-        lines.append(Line(pen, staircase(thinned(points))))
-        words.append(
-            voice.plain(
-                texts.DISTRIBUTION_OF,
-                group=group_label(voice, record, name),
-                fastest=seconds_text(found[0] if found else None),
-                slowest=seconds_text(found[-1] if found else None),
-                requests=asked[name],
-                failed=asked[name] - len(found),
-            )
-        )
+        if name in waits:
+            points = [(scale.place(wait), number / len(asked[name])) for number, wait in enumerate(waits[name], 1)]
+            lines.append(Line(pen, staircase(thinned(points))))
+            words += _distribution_words(voice, group_label(voice, record, name), asked[name])
     return Panel(
         identity=f"{prefix}-requests-{concurrency}",
         title=voice.plain(texts.DISTRIBUTION_PICTURE, concurrency=concurrency),
@@ -191,6 +177,23 @@ def _distribution(
         across_unit=voice.plain(texts.SECONDS_AXIS),
         lines=tuple(lines),
     )
+
+
+def _waits(requests: Sequence[RequestRecord]) -> list[float]:
+    """Times to the first token, of those that had one."""
+    return [each.ttft_s for each in requests if each.ttft_s is not None and is_drawable(each.ttft_s)]
+
+
+def _distribution_words(voice: Voice, label: str, requests: Sequence[RequestRecord]) -> Iterator[str]:
+    found = _waits(requests)
+    fastest, slowest = seconds_text(min(found, default=None)), seconds_text(max(found, default=None))
+    yield voice.plain(texts.DISTRIBUTION_OF, group=label, fastest=fastest, slowest=slowest, requests=len(requests))
+    if len(found) < len(requests):
+        yield voice.plain(texts.WITHOUT_TOKEN, failed=len(requests) - len(found))
+    others = _waits([each for each in requests if each.written_by != each.instance])
+    if others:
+        fastest, slowest = seconds_text(min(others)), seconds_text(max(others))
+        yield voice.plain(texts.OF_OTHERS, count=len(others), fastest=fastest, slowest=slowest)
 
 
 # ---- bandwidth over time

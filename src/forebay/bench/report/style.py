@@ -54,7 +54,8 @@ dl { margin: .4rem 0; } dt { font-weight: 600; } dd { margin: 0 0 .5rem; }
 @media (max-width: 34rem) { .interval { white-space: normal; } .headline p { font-size: 1.05rem; } }
 @page { size: A4; margin: 14mm 12mm; }
 @media print {
-  body { max-width: none; padding: 0; font-size: 10pt; }
+  html { font-size: 9.5pt; }
+  body { max-width: none; padding: 0; font-size: 1rem; }
   .choice, .choice + label, nav { display: none; }
   main { margin: 0; }
   .scroll { overflow: visible; }

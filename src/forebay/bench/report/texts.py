@@ -258,8 +258,13 @@ DISTRIBUTION_PICTURE = Text(
     "首 token 已到达的请求所占比例，并发 {concurrency}",
 )
 DISTRIBUTION_OF = Text(
-    "{group}: from {fastest} to {slowest}; {requests} requests, {failed} of them without a first token.",
-    "{group}：从 {fastest} 到 {slowest}；{requests} 个请求，其中 {failed} 个没有首 token。",
+    "{group}: from {fastest} to {slowest}, {requests} requests.",
+    "{group}：从 {fastest} 到 {slowest}，{requests} 个请求。",
+)
+WITHOUT_TOKEN = Text("{failed} of them without a first token.", "其中 {failed} 个没有首 token。")
+OF_OTHERS = Text(
+    "{count} of them read another instance's session: from {fastest} to {slowest}.",
+    "其中 {count} 个读取其他实例的会话：从 {fastest} 到 {slowest}。",
 )
 THINNED = Text("Of lines with more than {points} points, a part is drawn.", "超过 {points} 个点的线只画出一部分。")
 SECONDS_AXIS = Text("TTFT, s", "TTFT，秒")
