@@ -27,7 +27,8 @@ def bench_restore(plan: Path, as_json: bool, out: Path) -> int:
     PLAN is a TOML file with the groups to compare: what each asks (an emulated accelerator, a server, the built-in
     engine) and where its KV lies. Sessions are stored, leave memory, and are asked for in waves, group after group in
     turns. A result is VALID only if its evidence says so: reads were physical, nothing was warm, every request
-    succeeded. Written: restore.json, requests.jsonl (a request a line) and restore.svg.
+    succeeded. Written: restore.json, requests.jsonl (a request a line; requests.parquet too where pyarrow is
+    installed) and restore.svg.
 
     Exit code: 0; 2 for a bad option or path; 3 if the measurement is not valid.
     """

@@ -14,7 +14,8 @@ from forebay.bench.restore.results import Role
 from forebay.bench.units import parse_rate
 from forebay.errors import ConfigError
 
-JSON_NAME, REQUESTS_NAME, PLOT_NAME = "restore.json", "requests.jsonl", "restore.svg"
+JSON_NAME, PLOT_NAME = "restore.json", "restore.svg"
+REQUESTS_NAME, PARQUET_NAME = "requests.jsonl", "requests.parquet"
 _MOST_SESSIONS = 4096
 
 

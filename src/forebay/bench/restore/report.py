@@ -13,9 +13,10 @@ from rich.text import Text
 
 from forebay.bench.evidence import Validity
 from forebay.bench.files import write_whole
-from forebay.bench.restore.options import JSON_NAME, PLOT_NAME, REQUESTS_NAME
+from forebay.bench.restore.options import JSON_NAME, PARQUET_NAME, PLOT_NAME, REQUESTS_NAME
 from forebay.bench.restore.plot import render_plot
 from forebay.bench.restore.results import Cell, Comparison, RequestRecord, RestoreRecord, Spread
+from forebay.bench.restore.tables import encode_parquet, request_row
 from forebay.bench.units import NOTHING, encodable, harmless, seconds_text
 
 _COLUMNS = ("at once", "group", "TTFT p50", "p90", "p99", "TPOT", "tokens/s", "read GB/s")
@@ -27,23 +28,21 @@ def encode_json(record: RestoreRecord) -> bytes:
 
 def encode_requests(requests: Iterable[RequestRecord]) -> bytes:
     """JSON lines: a request a line, with what follows from it."""
-    encoder = msgspec.json.Encoder()
-    lines = [
-        encoder.encode(
-            encodable(msgspec.to_builtins(each)) | {"end_to_end_s": each.end_to_end_s, "tpot_s": each.tpot_s}
-        )
-        for each in requests
-    ]
-    return b"".join(line + b"\n" for line in lines)
+    return b"".join(msgspec.json.encode(request_row(each)) + b"\n" for each in requests)
 
 
 def write_files(record: RestoreRecord, folder: Path) -> tuple[Path, ...]:
-    """restore.json, requests.jsonl and restore.svg. Raises ConfigError for one that cannot be written."""
-    return (
-        write_whole(folder / JSON_NAME, encode_json(record)),
-        write_whole(folder / REQUESTS_NAME, encode_requests(record.requests)),
-        write_whole(folder / PLOT_NAME, render_plot(record).encode()),
-    )
+    """restore.json, requests.jsonl, restore.svg, and requests.parquet where pyarrow is installed.
+
+    Raises ConfigError for one that cannot be written.
+    """
+    contents = {
+        JSON_NAME: encode_json(record),
+        REQUESTS_NAME: encode_requests(record.requests),
+        PLOT_NAME: render_plot(record).encode(),
+        PARQUET_NAME: encode_parquet(record.requests),
+    }
+    return tuple(write_whole(folder / name, content) for name, content in contents.items() if content is not None)
 
 
 def print_record(record: RestoreRecord, console: Console) -> None:
