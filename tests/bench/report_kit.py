@@ -241,7 +241,10 @@ def gates_record(*extra: Check, title: str = "Acceptance of a pool", stopped_ear
             check("tokens_equal@8", 1, Bound.EQUAL, 1, "count"),
             *extra,
         ),
-        "g4": (check("wrong_tokens", 0, Bound.EQUAL, 0, "count"),),
+        "g4": (
+            check("wrong_tokens", 0, Bound.EQUAL, 0, "count"),
+            check("fault_seen@full disk", 4, Bound.AT_LEAST, 1, "count"),
+        ),
     }
     results = tuple(
         GateResult(

@@ -289,6 +289,7 @@ def test_each_check_stands_beside_its_limit() -> None:
         word = next(each for each in main.iter("span") if each.attrib.get("class") == "word")
         assert word.text in ("FAIL", "不通过")
         assert PLAN in "".join(main.itertext())
+    assert "故障作用到产品的次数 @ 磁盘写满" in mains(page)[Language.CHINESE]
 
 
 def test_a_run_that_is_not_through_is_not_passed() -> None:

@@ -75,6 +75,9 @@ def check_title(voice: Voice, check: Check) -> str:
     concurrency, _, group = where.partition(" ")
     if kind in texts.BY_CONCURRENCY and concurrency.isdecimal():
         where = voice.plain(texts.WHERE, concurrency=concurrency, group=f", {group}" if group else "")
+    fault = next((text for each, text in texts.FAULTS.items() if (kind, where) == ("fault_seen", each.value)), None)
+    if fault is not None:
+        where = voice.plain(fault)
     return f"{title} @ {where}" if at else title
 
 
