@@ -4,7 +4,8 @@
                               [--peer NAME ...] [--json FILE] [--svg FILE]
 
 `bench/peers/install.sh DIR` makes the environments. Every peer writes its blocks anew in each round and reads them back
-cold: what the system's cache holds of them is dropped before, and the device's counter says how much was read from it.
+cold: what the system's cache holds of them is dropped before, and the device's counters say how much was read from it,
+and how much had been written to it when a write was said to be done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from forebay.bench.evidence import Kernel
+from forebay.bench.evidence import Kernel, Medium
 
 WORKER = Path(__file__).parent / "worker.py"
 HOMES = {
@@ -128,7 +129,8 @@ def measure(workers: list[Worker], chosen: argparse.Namespace, blocks: int) -> l
     kernel = Kernel()
     medium = kernel.medium_of(chosen.directory)
     found: dict[str, dict[str, list[float]]] = {
-        worker.name: {"read": [], "write": [], "read_core": [], "write_core": [], "cold": []} for worker in workers
+        worker.name: {"read": [], "write": [], "read_core": [], "write_core": [], "cold": [], "sent": []}
+        for worker in workers
     }
     moved_gb = blocks * chosen.block_bytes / 1e9
     for turn in range(chosen.rounds):
@@ -140,15 +142,17 @@ def measure(workers: list[Worker], chosen: argparse.Namespace, blocks: int) -> l
             os.sync()
             for what in ("write", "read"):
                 worker.drop_cache()
-                before = kernel.read_counts(medium).device_bytes
+                before, sent_before = kernel.read_counts(medium).device_bytes, written_bytes(medium)
                 answer = worker.ask(do=what, names=names, depth=chosen.depth)
                 if worker.failure:
                     break
-                after = kernel.read_counts(medium).device_bytes
+                after, sent_after = kernel.read_counts(medium).device_bytes, written_bytes(medium)
                 found[worker.name][what].append(moved_gb / answer["wall_s"])
                 found[worker.name][f"{what}_core"].append(answer["core_s"] / moved_gb)
                 if what == "read" and before is not None and after is not None:
                     found[worker.name]["cold"].append((after - before) / 1e9 / moved_gb)
+                if what == "write":
+                    found[worker.name]["sent"].append((sent_after - sent_before) / 1e9 / moved_gb)
             worker.clear()
         print(f"[{turn + 1}/{chosen.rounds}]", file=sys.stderr)
     return [row(worker, found, workers[0].name) for worker in workers]
@@ -167,7 +171,14 @@ def row(worker: Worker, found: dict[str, dict[str, list[float]]], ours: str) -> 
         "read_to_first": statistics.median(a / b for a, b in zip(mine["read"], base["read"], strict=True)),
         "write_to_first": statistics.median(a / b for a, b in zip(mine["write"], base["write"], strict=True)),
         "read_from_device": min(mine["cold"], default=0.0),
+        "written_to_device": statistics.median(mine["sent"]),
     }
+
+
+def written_bytes(medium: Medium) -> int:
+    """To the device, by anybody, so far."""
+    fields = Path(f"/sys/dev/block/{medium.device_number}/stat").read_text().split()
+    return int(fields[6]) * 512  # sectors; Documentation/block/stat.rst
 
 
 def words(report: dict[str, Any]) -> str:
@@ -182,6 +193,8 @@ def words(report: dict[str, Any]) -> str:
         cold = (
             "" if each["read_from_device"] >= 0.95 else f"  NOT COLD ({each['read_from_device']:.0%} from the device)"
         )
+        if each["written_to_device"] < 0.95:
+            cold += f"  {each['written_to_device']:.0%} of the writes had reached the device"
         lines.append(
             f"{each['peer']:30} {each['read_gb_per_s']:9.2f}  {each['read_to_first']:8.2f}  "
             f"{each['read_core_s_per_gb']:9.3f}  {each['write_gb_per_s']:10.2f}  {each['write_to_first']:8.2f}  "

@@ -72,7 +72,7 @@ def _table(record: Record, direction: Direction, comparisons: Sequence[Compariso
     by_who = {(each.cell, each.contestant, each.load): each for each in record.summaries}
     is_busy = Load.BUSY in record.options.loads
     table = Table(title=f"{direction.value}, GB/s", title_justify="left")
-    for head in ("block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "p50", "p99"):
+    for head in ("block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "its\nown", "p50", "p99"):
         table.add_column(head, justify="left" if head == "which is" else "right", no_wrap=True)
     for head in ("busy/\nidle", "threads'") if is_busy else ():
         table.add_column(head, justify="right", no_wrap=True)
@@ -93,6 +93,7 @@ def _row(comparison: Comparison, tier: Summary, control: Summary) -> tuple[str, 
         control.contestant,
         f"{comparison.to_best_control:.2f}",
         f"{tier.core_s_per_gb:.3f}",
+        f"{control.core_s_per_gb:.3f}",
         seconds_text(tier.p50_s),
         seconds_text(tier.p99_s),
     )
