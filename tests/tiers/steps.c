@@ -1,5 +1,5 @@
 /* Preloaded into a process: before the n-th of the system calls with which the compiled kernel writes, once armed, the
- * process dies, or the call fails. Known by the descriptors: those of files that were made without a name. */
+ * process dies, or the call fails. Most are known by the descriptors: those of files that were made without a name. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -52,6 +53,8 @@ ssize_t pwritev(int descriptor, const struct iovec *parts, int count, off_t at)
 {
     return strikes() ? -1 : REAL(pwritev)(descriptor, parts, count, at);
 }
+
+int mkdir(const char *path, mode_t mode) { return strikes() ? -1 : REAL(mkdir)(path, mode); }
 
 int dup(int descriptor)
 {

@@ -17,6 +17,9 @@ from forebay.bench.io.results import TIER, Comparison, Record, Summary, block_te
 from forebay.bench.units import NOTHING, bytes_text, encodable, harmless, seconds_text
 
 _INVALID_EXIT = 3
+_HEADS = (
+    "block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "control's", "p50", "p99",
+)  # fmt: skip
 
 
 def exit_code(record: Record) -> int:
@@ -52,8 +55,10 @@ def notes(record: Record) -> list[str]:
     verdict = record.verdict
     lines = [
         f"{record.options.rounds} rounds; every pass moves {bytes_text(record.options.pass_bytes)} or more; medians",
-        f"the tier: {', '.join(sorted(set(record.access)))} I/O, checksums on; reads by {record.reads_by}",
-        f"controls: plain threads, {record.fio}; huge-page buffers, no checksums",
+        f"the tier: {', '.join(sorted(set(record.access)))} I/O, checksums on",
+        f"reads by {record.reads_by}; writes by {record.writes_by}",
+        f"a checksum of memory alone takes {record.checksum_core_s_per_gb:.3f} core-s/GB here; the controls have none",
+        f"controls: plain threads, {record.fio}; huge-page buffers",
     ]
     if Direction.READS in record.options.directions:
         wanted_bytes, read = record.evidence.wanted_bytes, record.evidence.read
@@ -72,7 +77,7 @@ def _table(record: Record, direction: Direction, comparisons: Sequence[Compariso
     by_who = {(each.cell, each.contestant, each.load): each for each in record.summaries}
     is_busy = Load.BUSY in record.options.loads
     table = Table(title=f"{direction.value}, GB/s", title_justify="left")
-    for head in ("block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "its\nown", "p50", "p99"):
+    for head in _HEADS:
         table.add_column(head, justify="left" if head == "which is" else "right", no_wrap=True)
     for head in ("busy/\nidle", "threads'") if is_busy else ():
         table.add_column(head, justify="right", no_wrap=True)

@@ -96,6 +96,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     reads_by: str
     """Who reads in the tier, and why."""
+    writes_by: str = ""
     access: tuple[str, ...]
     """Of each root: direct or buffered."""
     fio: str
@@ -103,6 +104,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     passes: tuple[Pass, ...]
     summaries: tuple[Summary, ...]
     comparisons: tuple[Comparison, ...]
+    checksum_core_s_per_gb: float = 0.0
+    """What the tier's checksum alone takes of memory that no cache holds, here."""
     others_cores: float
     """Cores that other processes kept busy during the passes, on average: above a few tenths, distrust the figures."""
     evidence: Evidence

@@ -30,6 +30,7 @@ from forebay.bench.io.options import Direction, IoOptions, Load, check_options
 from forebay.bench.io.results import Cell, Pass, Record, compare, summarize
 from forebay.bench.io.setting import Setting, open_setting
 from forebay.bench.progress import Progress, Silence
+from forebay.tiers.file.format import checksum
 
 log = logging.getLogger("forebay.bench.io")
 
@@ -61,11 +62,13 @@ def run_bench(
         options=options,
         environment=describe_environment(),
         reads_by=bench.reads_by,
+        writes_by=bench.writes_by,
         access=bench.access,
         fio=bench.fio.words,
         passes=passes,
         summaries=summarize(passes),
         comparisons=compare(passes, THREADS),
+        checksum_core_s_per_gb=statistics.median(bench.checksum_core_s_per_gb),
         others_cores=statistics.mean(each.others_cores for each in passes),
         evidence=evidence,
         verdict=Verdict.of(reasons),
@@ -105,6 +108,14 @@ class Others:
         return sum(int(fields[at]) for at in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK") if len(fields) > 7 else 0.0
 
 
+def _checksum_core_s(setting: Setting) -> float:
+    """Of all blocks in turn: together they are more than a cache holds."""
+    began_s = time.thread_time()
+    for view in setting.views:
+        checksum(view[: setting.block_bytes])
+    return time.thread_time() - began_s
+
+
 def _own_s() -> float:
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
@@ -114,7 +125,8 @@ class _Bench:
     def __init__(self, options: IoOptions, progress: Progress, kernel: Kernel, fio: FioFound) -> None:
         self.fio = fio
         self.passes: list[Pass] = []
-        self.reads_by = ""
+        self.reads_by = self.writes_by = ""
+        self.checksum_core_s_per_gb: list[float] = []
         self.access: tuple[str, ...] = ()
         self._options, self._progress, self._kernel = options, progress, kernel
         self._media = tuple(kernel.medium_of(root) for root in options.roots)
@@ -142,10 +154,12 @@ class _Bench:
         tier = TierContestant(setting, self._options.io)
         try:
             opened = tier.tier(max(self._options.depths))
-            report = opened.reads()
-            self.reads_by = f"{report.by.value}: {report.reason}"
+            reads, writes = opened.reads(), opened.writes()
+            self.reads_by = f"{reads.by.value}: {reads.reason}"
+            self.writes_by = f"{writes.by.value}: {writes.reason}"
             self.access = tuple(root.io.access.value for root in opened.describe())
             tier.fill()
+            self.checksum_core_s_per_gb.append(_checksum_core_s(setting) / (setting.moved_bytes / 1e9))
             fio = self._fio_that_works(setting)
             yield _Field(setting, tier, ThreadsContestant(setting, setting.block_paths()), fio)
         finally:

@@ -133,12 +133,12 @@ def _recipe(task: Task, shape: Shape, access: Access, open_flags: int) -> Recipe
 
 
 class FastPath:
-    """The kernel over the roots of one tier, with threads of its own for each. Thread-safe."""
+    """The kernel over the roots of one tier, with up to `in_flight` transfers at each. Thread-safe."""
 
-    def __init__(self, kernel: Kernel, roots: Sequence[Root], threads: int, way: Way) -> None:
+    def __init__(self, kernel: Kernel, roots: Sequence[Root], in_flight: int, way: Way) -> None:
         self._kernel = kernel
         self._roots = tuple(roots)
-        self._lanes = tuple(NativeLanes(kernel, threads) for _ in roots)
+        self._lanes = tuple(NativeLanes(kernel, in_flight) for _ in roots)
         self._way = way
         self._lock = threading.Lock()
         self._native_blocks = 0

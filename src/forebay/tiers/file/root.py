@@ -133,8 +133,6 @@ class Root:
         """Blocks whose last read failed with an I/O error: a write replaces them although their length is right."""
         self._newer: set[BlockKey] = set()
         """Blocks found to be of a newer format: not held, as far as this program goes."""
-        self._fans: set[int] = set()
-        """First bytes of keys for which there is a directory; one may be gone again, if somebody tidied up."""
 
     # --- whether the root is there -------------------------------------------------------------
 
@@ -187,7 +185,6 @@ class Root:
 
     def _adopt(self, marker: layout.Marker) -> None:
         first_time = self.root_id is None
-        self._fans.clear()
         self.root_id = bytes.fromhex(marker.root_id)
         self.health.is_present = True
         if not first_time:
@@ -397,8 +394,8 @@ class Root:
         return Outcome.OK
 
     def is_ready_for(self, key: BlockKey) -> bool:
-        """Whether the block can be written without a further look: its directory is there, its place is free as far as
-        the catalogue knows, and so is the space that it takes, which counts as taken. Else `write` is what to call.
+        """Whether the block can be written without a further look: its place is free as far as the catalogue knows, and
+        so is the space that it takes, which counts as taken. Else `write` is what to call.
         """
         if self.catalogue is None or self.catalogue.claims(self._digest, key):
             return False
@@ -406,10 +403,6 @@ class Root:
             self._say_once("unnamed", "root %s: no files without names here: Python writes the blocks", self.path)
             return False
         try:
-            if key[0] not in self._fans:
-                with contextlib.suppress(FileExistsError):
-                    self._calls.mkdir(os.path.dirname(self.block_path(key)), 0o700)  # noqa: PTH120
-                self._fans.add(key[0])
             return self._space.take(self._shape.stored_bytes)
         except OSError:  # `write` meets it too, and says it
             return False

@@ -64,9 +64,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Bytes that the drives are rated to take in their life (all roots together), for the report; 0: not known."""
     name: str = "file"
     reads_in_flight: int = 8
-    """I/O threads for reads, a root."""
+    """Blocks that are read at a time, a root."""
     writes_in_flight: int = 4
-    """I/O threads for writes and deletes, a root."""
+    """Blocks that are written or deleted at a time, a root."""
     io: Io = Io.AUTO
     verify: Verify = Verify.PAYLOAD
     direct: DirectMode = DirectMode.AUTO

@@ -181,11 +181,12 @@ def _function(function: Any, result: Any, *arguments: Any) -> Any:
 class NativeLanes:
     """The kernel's own threads for one root. Thread-safe."""
 
-    def __init__(self, kernel: Kernel, threads: int) -> None:
+    def __init__(self, kernel: Kernel, in_flight: int) -> None:
+        """`in_flight`: how many transfers at a time. A few threads more compute checksums meanwhile."""
         self._kernel = kernel
-        self.pool: int | None = kernel.open(threads)
+        self.pool: int | None = kernel.open(in_flight)
         if self.pool is None:
-            raise OSError(ctypes.get_errno(), f"cannot start {threads} threads")
+            raise OSError(ctypes.get_errno(), f"cannot start threads for {in_flight} transfers")
         self._gate = threading.Lock()
         self._closer: threading.Thread | None = None
         # the memory goes when nobody can call any more; a host that forgot to close must still be able to exit

@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@
 /* The header page, as in format.py. */
 enum { PAGE_BYTES = 4096, KEY_AT = 48, KEY_BYTES = 32, AFTER_KEY = 80, DIGEST_AT = 96, DIGEST_BYTES = 16 };
 enum { CHECKED_BYTES = PAGE_BYTES - DIGEST_BYTES, STACK_BYTES = 256 * 1024 };
+enum { SPARE_THREADS = 2 }; /* which compute checksums, so that as many transfers as were asked for stay in flight */
 enum { NOT_DONE = 0, DONE = 1 };
 enum task { PROVE_HEADER = 0, PROVE_PAYLOAD = 1, PUBLISH = 2 };
 
@@ -67,6 +69,7 @@ struct pool {
     struct batch *first, *last;    /* batches with blocks that nobody has taken, first come, first served */
     int closed;
     pid_t process;                 /* a fork has the memory and not the threads */
+    sem_t transfers;               /* how many more may be in flight */
     unsigned threads;
     pthread_t ids[];
 };
@@ -124,16 +127,35 @@ static int is_claimed(const struct job *job, uint64_t i, const unsigned char *pa
     return memcmp(page + DIGEST_AT, digest, DIGEST_BYTES) == 0;
 }
 
-static int prove(const struct job *job, uint64_t i, unsigned char *page)
+static void begin_transfer(const struct job *job)
+{
+    while (sem_wait(&job->pool->transfers) != 0) /* EINTR */
+        ;
+}
+
+static void end_transfer(const struct job *job)
+{
+    sem_post(&job->pool->transfers);
+}
+
+static int read_whole(const struct job *job, uint64_t i, unsigned char *page)
 {
     struct stat found;
     struct iovec parts[2] = {{page, PAGE_BYTES}, {job->views[i], job->view_bytes}};
     const int descriptor = open(job->paths[i], job->open_flags);
     if (descriptor < 0)
-        return NOT_DONE;
+        return 0;
     const int whole = fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
                       (uint64_t)found.st_size == job->file_bytes && move_fully(preadv, descriptor, parts, 2);
     close(descriptor);
+    return whole;
+}
+
+static int prove(const struct job *job, uint64_t i, unsigned char *page)
+{
+    begin_transfer(job);
+    const int whole = read_whole(job, i, page);
+    end_transfer(job);
     return whole && is_claimed(job, i, page) ? DONE : NOT_DONE;
 }
 
@@ -149,34 +171,45 @@ static int make_file(const struct job *job, const char *path)
     }
     memcpy(directory, path, (size_t)(end - path));
     directory[end - path] = 0;
-    const int descriptor = open(directory, job->open_flags, 0600);
+    int descriptor = open(directory, job->open_flags, 0600);
+    if (descriptor < 0 && errno == ENOENT && (mkdir(directory, 0700) == 0 || errno == EEXIST)) /* its first block */
+        descriptor = open(directory, job->open_flags, 0600);
     if (descriptor >= 0 && job->open_flags & O_DIRECT)
         (void)fallocate(descriptor, 0, 0, (off_t)job->file_bytes); /* where it fails, the write says why */
     return descriptor;
 }
 
-/* `pages`: two of them. The block gets its name when it is whole: whoever dies before leaves nothing behind. */
+/* The block gets its name when it is whole: whoever dies before leaves nothing behind. */
+static int write_whole(const struct job *job, uint64_t i, struct iovec *parts, int count)
+{
+    char name[sizeof "/proc/self/fd/" + 12];
+    const int descriptor = make_file(job, job->paths[i]);
+    if (descriptor < 0)
+        return 0;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
+    /* closing any descriptor makes a network file system send the file, and say what went wrong */
+    const int whole = move_fully(pwritev, descriptor, parts, count) && close(dup(descriptor)) == 0 &&
+                      linkat(AT_FDCWD, name, AT_FDCWD, job->paths[i], AT_SYMLINK_FOLLOW) == 0;
+    close(descriptor);
+    return whole;
+}
+
+/* `pages`: two of them. */
 static int publish(const struct job *job, uint64_t i, unsigned char *pages)
 {
     unsigned char *header = pages, *tail = pages + PAGE_BYTES, *payload = job->views[i];
     const uint64_t rest_bytes = job->payload_bytes % PAGE_BYTES, full_bytes = job->payload_bytes - rest_bytes;
     struct iovec parts[3] = {{header, PAGE_BYTES}, {payload, full_bytes}, {tail, PAGE_BYTES}};
-    char name[sizeof "/proc/self/fd/" + 12];
-    const int descriptor = make_file(job, job->paths[i]);
-    if (descriptor < 0)
-        return NOT_DONE;
     memset(pages, 0, 2 * PAGE_BYTES);
     memcpy(header, job->expected, DIGEST_AT);
     memcpy(header + KEY_AT, job->keys + i * KEY_BYTES, KEY_BYTES);
     checksum(payload, job->payload_bytes, header + DIGEST_AT);
     checksum(header, CHECKED_BYTES, header + CHECKED_BYTES);
     memcpy(tail, payload + full_bytes, rest_bytes);
-    snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
-    /* closing any descriptor makes a network file system send the file, and say what went wrong */
-    const int done = move_fully(pwritev, descriptor, parts, rest_bytes ? 3 : 2) && close(dup(descriptor)) == 0 &&
-                     linkat(AT_FDCWD, name, AT_FDCWD, job->paths[i], AT_SYMLINK_FOLLOW) == 0;
-    close(descriptor);
-    return done ? DONE : NOT_DONE;
+    begin_transfer(job);
+    const int whole = write_whole(job, i, parts, rest_bytes ? 3 : 2);
+    end_transfer(job);
+    return whole ? DONE : NOT_DONE;
 }
 
 static int perform(const struct job *job, uint64_t i, unsigned char *pages)
@@ -257,14 +290,16 @@ EXPORT void forebay_close(struct pool *pool)
         pthread_join(pool->ids[i], NULL);
 }
 
-/* A pool of `threads` threads; NULL with errno set when they cannot be had. */
-EXPORT struct pool *forebay_open(unsigned threads)
+/* A pool that has up to `transfers` of them in flight; NULL with errno set when its threads cannot be had. */
+EXPORT struct pool *forebay_open(unsigned transfers)
 {
+    const unsigned threads = transfers + SPARE_THREADS;
     struct pool *pool = calloc(1, sizeof *pool + threads * sizeof pool->ids[0]);
     if (pool == NULL)
         return NULL;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
+    sem_init(&pool->transfers, 0, transfers);
     pool->process = getpid();
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
