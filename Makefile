@@ -10,7 +10,7 @@ MUTANTS ?=
 
 ENGINES ?= .venv-vllm
 
-.PHONY: kernel demo test test-engines check bench mutants docs clean
+.PHONY: kernel demo demo-gates test test-engines check bench mutants docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +30,13 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/pip
 
 demo: $(VENV)/.installed ## restore a real model's KV from disk, compared with recomputing it
 	$(BIN)/forebay demo $(DEMO)
+
+demo-gates: $(VENV)/.installed ## the four acceptance gates in a compressed profile, with a signed bundle and a report
+	mkdir -p demo-gates/baseline demo-gates/candidate
+	test -e demo-gates/key || $(BIN)/forebay bundle keygen demo-gates/key
+	rm -rf demo-gates/run
+	$(BIN)/forebay gate run examples/gates-demo.toml --out demo-gates/run --key demo-gates/key
+	$(BIN)/forebay bundle verify demo-gates/run/gates.zip --key demo-gates/key.pub
 
 test: $(VENV)/.installed ## all tests
 	$(BIN)/pytest -n auto
@@ -58,4 +65,4 @@ docs: $(VENV)/.installed ## serve the documentation locally
 	$(BIN)/mkdocs serve
 
 clean: ## remove the environment and all that tools left
-	rm -rf src/forebay/tiers/file/native/kernel.so $(VENV) $(ENGINES) demo.json demo.html build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf src/forebay/tiers/file/native/kernel.so $(VENV) $(ENGINES) demo.json demo.html demo-gates build dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

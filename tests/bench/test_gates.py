@@ -107,6 +107,14 @@ def test_bad_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
     assert not (tmp_path / "out").exists()
 
 
+def test_the_plan_of_the_demonstration_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo-gates/baseline").mkdir(parents=True)
+    (tmp_path / "demo-gates/candidate").mkdir()
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(Path(__file__).parents[2] / "examples/gates-demo.toml")
+    assert list(plan.gates) == ["g1", "g2", "g3", "g4"]
+
+
 def test_a_plan_is_not_changed_on_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "out")]
     plan = plan_file(tmp_path / "plan.toml", "measured = 3\nlimit = 2")

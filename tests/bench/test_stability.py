@@ -19,6 +19,7 @@ from forebay.bench.gates.stability.faults import is_quiet, schedule
 from forebay.bench.gates.stability.findings import Findings
 from forebay.bench.gates.stability.log import Closing, Line, Log, Look, Report, Sample, Strike, WorkerEnded, read_log
 from forebay.bench.gates.stability.options import FaultKind, Limits, Options, check_options
+from forebay.bench.gates.stability.supervisor import Stopwatch
 from forebay.bench.gates.verdicts import Outcome
 from forebay.errors import ConfigError
 
@@ -172,6 +173,18 @@ def test_faults_keep_away_from_the_windows_and_from_each_other(
     for one, next_one in itertools.pairwise(faults):
         assert one.ends_s <= next_one.begins_s
     assert is_quiet(faults, 0, warmup_s, settle_s) or window_s < 1e-9
+
+
+def test_time_in_which_the_gate_stands_still_is_no_load() -> None:
+    now_s = [100.0]
+    watch = Stopwatch(lambda: now_s[0])
+    assert watch.read_s() == 0
+    watch.start()
+    for passed_s in (1.0, 2.0, 60.0, 0.5):
+        now_s[0] += passed_s
+        watch.read_s()
+    assert watch.read_s() == 1.0 + 2.0 + 5.0 + 0.5
+    assert watch.stood_still_s == 55.0
 
 
 def test_a_log_goes_on_after_a_torn_line(tmp_path: Path) -> None:

@@ -97,8 +97,9 @@ def lost_cause(requests: Sequence[RequestRecord]) -> str:
 
 
 def doubt(record: RestoreRecord) -> str:
-    """Why the record's figures are not to be believed; empty if they are."""
-    return "; ".join(record.verdict.reasons) if record.verdict.validity is Validity.INVALID else ""
+    """Whether the record's figures are not to be believed, for a check; empty if they are. The gate says why not."""
+    is_valid = record.verdict.validity is Validity.VALID
+    return "" if is_valid else "the measurement is INVALID, for the reasons given"
 
 
 def failed_requests(record: RestoreRecord) -> Check:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,8 @@ _ENDS_WITHIN_S = 150.0
 """Of a worker that was asked to: longer than its longest rest."""
 _STARTS_WITHIN_S = 300.0
 _LOOKS_AGAIN = 3
+_LONGEST_GAP_S = 5.0
+"""Between two looks at the clock, that counts: far longer than it takes to come by again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,28 @@ class _Running:
     was_asked: bool = False
 
 
+class Stopwatch:
+    """Time in which somebody looks at it: when the supervisor is stopped, workers may be too, and that is no load."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._read_s: float | None = None
+        self._counted_s = 0.0
+        self.stood_still_s = 0.0
+
+    def start(self) -> None:
+        self._read_s = self._clock_s()
+
+    def read_s(self) -> float:
+        """Seconds since the start; 0 before it."""
+        if self._read_s is not None:
+            now_s = self._clock_s()
+            passed_s, self._read_s = now_s - self._read_s, now_s
+            self._counted_s += min(passed_s, _LONGEST_GAP_S)
+            self.stood_still_s += max(0.0, passed_s - _LONGEST_GAP_S)
+        return self._counted_s
+
+
 class Supervisor:
     """One attempt, from the beginning or from where the log ends."""
 
@@ -82,7 +106,7 @@ class Supervisor:
         self._shm = {name for line in lines if isinstance(line, Sample) for name in line.report.shm_segments}
         self._is_new = not lines
         self._elapsed_before_s = self._findings.elapsed_s
-        self._began_s = 0.0
+        self._watch = Stopwatch()
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         """By worker."""
@@ -128,6 +152,8 @@ class Supervisor:
     def _notes(self) -> Iterator[str]:
         if self._findings.starts > 1:
             yield f"interrupted and gone on with {self._findings.starts - 1} times"
+        if self._watch.stood_still_s:
+            yield f"stood still for {seconds_text(self._watch.stood_still_s)}, which are not counted as time of load"
         if self._findings.errors:
             yield "errors: " + ", ".join(f"{kind}: {count}" for kind, count in self._findings.errors.items())
 
@@ -135,7 +161,7 @@ class Supervisor:
 
     @property
     def _elapsed_s(self) -> float:
-        return self._elapsed_before_s + (time.monotonic() - self._began_s if self._began_s else 0.0)
+        return self._elapsed_before_s + self._watch.read_s()
 
     def _load(self) -> None:
         """Until the time is over, or nothing can pass any more."""
@@ -212,7 +238,7 @@ class Supervisor:
             self._listen(_WAKE_S)
             if time.monotonic() > gives_up_s:
                 raise ConfigError(f"the workers were not ready within {_STARTS_WITHIN_S:g} s: their logs say why")
-        self._began_s = time.monotonic()
+        self._watch.start()
 
     def _start(self, worker: int) -> None:
         is_struck = worker % 2 == 1
