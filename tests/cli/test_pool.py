@@ -110,6 +110,16 @@ def test_verify_names_the_damaged_and_exits_1_then_finds_nothing(root: Path, cap
     assert "8 blocks" in capsys.readouterr().out
 
 
+def test_verify_says_how_many_blocks_the_catalogue_had_wrong(root: Path, capsys: Capture) -> None:
+    gone = sorted(root.rglob("*.kv"))[:2]
+    for path in gone:
+        path.unlink()
+    assert run(["pool", "verify", str(root)]) == 0
+    assert "2 blocks were wrong in the catalogue" in capsys.readouterr().out
+    assert run(["pool", "verify", str(root)]) == 0
+    assert "catalogue" not in capsys.readouterr().out
+
+
 def test_verify_also_names_what_a_read_has_set_aside_and_only_once(root: Path, capsys: Capture) -> None:
     path = block_file(root, 4)
     path.write_bytes(path.read_bytes()[:100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,22 @@ def test_what_a_killed_writer_left_is_swept_and_a_live_writers_file_is_not(tmp_p
     assert get(tier, 1, BLOCK_BYTES) is Outcome.MISSING
     put(tier, [1], BLOCK_BYTES)
     tier.close()
+
+
+def test_eight_engines_over_one_pool_for_a_moment(tmp_path: Path) -> None:
+    """A short run of the soak that `bench/pool_soak.py` makes for a minute or more."""
+    soak = Path(__file__).parents[2] / "bench" / "pool_soak.py"
+    ran = subprocess.run(
+        [sys.executable, str(soak), str(tmp_path / "a"), str(tmp_path / "b"), "--seconds", "2", "--json"],
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["faults"] == []
+    assert found["processes"] == 8
+    assert min(found["loads"], found["loaded_blocks"], found["offered_blocks"]) > 0
+    assert 0 < found["files_bytes"] == found["counted_bytes"] <= found["capacity_bytes"]
+    assert found["most_bytes"] <= found["capacity_bytes"]
 
 
 def test_a_second_process_sees_the_blocks_of_the_first(tmp_path: Path) -> None:

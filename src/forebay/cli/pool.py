@@ -176,6 +176,8 @@ def _render_check(report: admin.CheckReport, as_json: bool) -> int:
         click.echo(f"blocks of a newer format take {gib(report.newer_bytes)}")
     if report.expired_blocks:
         click.echo(f"{report.expired_blocks:,} blocks, {gib(report.expired_bytes)}, were too old and are removed")
+    if report.miscounted_blocks:
+        click.echo(f"{report.miscounted_blocks:,} blocks were wrong in the catalogue, which is put right")
     click.echo(
         f"{report.checked_blocks:,} blocks, {gib(report.checked_bytes)} checked: "
         f"{len(report.set_aside)} damaged, {len(report.unreadable)} unreadable"
