@@ -278,6 +278,42 @@ MUTANTS = (
         "            thread.join()",
         ("tests/tiers/test_file_hung.py",),
     ),
+    Mutant(
+        "restore-memory-is-cold", "bench/restore/audit.py",
+        "if each.hit_tokens and not each.shared_tokens and each.hit_source not in (COLD_SOURCE, None)",
+        "if False",
+        ("tests/bench/test_restore_audit.py",),
+    ),
+    Mutant(
+        "restore-passes-without-samples", "bench/restore/audit.py",
+        "        if not timed:\n",
+        "        if not rounds:\n",
+        ("tests/bench/test_restore_audit.py",),
+    ),
+    Mutant(
+        "restore-counts-its-own-reads-as-foreign", "bench/restore/run.py",
+        "max(0, all_.whole_bytes - own.whole_bytes)",
+        "max(0, all_.whole_bytes)",
+        ("tests/bench/test_restore_host.py",),
+    ),
+    Mutant(
+        "restore-outputs-stand-on-keys-alone", "bench/restore/targets/emulated.py",
+        "fold = self.arrived[key] if at < len(loaded) else self._stamp.fold(key, self._block_bytes)",
+        "fold = self._stamp.fold(key, self._block_bytes)",
+        ("tests/bench/test_restore_audit.py",),
+    ),
+    Mutant(
+        "throttle-each-engine-alone", "bench/restore/throttled.py",
+        "free_at_ns = max(free_at_ns, now_ns) + takes_ns",
+        "free_at_ns = now_ns + takes_ns",
+        ("tests/bench/test_restore_throttled.py",),
+    ),
+    Mutant(
+        "restore-asks-what-was-not-stored", "bench/restore/sessions.py",
+        "known = everywhere if is_shared else held[reader]",
+        "known = everywhere",
+        ("tests/bench/test_restore_sessions.py",),
+    ),
 )  # fmt: skip
 
 

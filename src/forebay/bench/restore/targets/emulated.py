@@ -148,9 +148,6 @@ class EmulatedTarget:
 
     def rest(self) -> None:
         """Host pools and accelerators are for the group whose turn it is."""
-        self._close_instances()
-
-    def _close_instances(self) -> None:
         for instance in self._instances.values():
             instance.close()
         self._instances.clear()
@@ -172,17 +169,17 @@ class EmulatedTarget:
             except BaseException:  # a signal, or one instance: the others are not waited for
                 self._is_ending.set()
                 raise
-        stored = {key for each in questions for key in keys[each.session][: self._stored_blocks(each)]}
-        is_stored = self._group.role is not Role.RECOMPUTE
         return Wave(
             answers=tuple(answers[each.session] for each in questions),
-            wanted_bytes=len(stored) * self._namespace.block_bytes if is_stored else 0,
+            wanted_bytes=self._wanted_blocks(questions) * self._namespace.block_bytes,
         )
 
     def close(self) -> None:
-        self._close_instances()
-        for root in self._roots:
-            shutil.rmtree(root, ignore_errors=True)
+        try:
+            self.rest()
+        finally:
+            for root in self._roots:
+                shutil.rmtree(root, ignore_errors=True)
 
     # ---- its parts
 
@@ -250,8 +247,18 @@ class EmulatedTarget:
             self._keys[prompt] = block_keys(self._namespace, prompt.token_ids(_VOCABULARY))
         return self._keys[prompt]
 
-    def _stored_blocks(self, question: Question) -> int:
-        return question.stored_tokens // self._options.block_tokens
+    def _wanted_blocks(self, questions: Sequence[Question]) -> int:
+        """Those that are stored, each once in a pool: instances that share none have one each."""
+        if self._group.role is Role.RECOMPUTE:
+            return 0
+        is_shared = self._group.role is Role.SHARED
+        return len(
+            {
+                (0 if is_shared else each.instance, key)
+                for each in questions
+                for key in self._keys_of(each.prompt)[: each.stored_tokens // self._options.block_tokens]
+            }
+        )
 
 
 class Instance:
