@@ -25,10 +25,10 @@ from forebay.planning.plan import make_plan, steps
 from forebay.planning.report import encode_json, how_close, render_page
 from forebay.planning.results import Plan
 from forebay.planning.setting import read_setting
-from forebay.planning.storms import Medium, StormSpec, run_storm
-from forebay.sim import storm
+from forebay.planning.storms import Medium, Restores, computing_nothing, storm
 from forebay.sim.host import Hosting
 from forebay.sim.media import medium_named
+from forebay.sim.storm import StormSpec, run_storm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIG, EDGE, RACK = (EXAMPLES / name for name in ("480b-tp8.toml", "edge-box.toml", "rack.toml"))
@@ -85,14 +85,16 @@ def test_the_published_conclusions_come_out() -> None:
     plan = example(BIG)
     gains = {each: plan.gain("NVMe-oF, 1 port", each) for each in (8, 16, 32)}
     assert [round(gains[each].best * 100) for each in gains] == [29, 40, 33]
-    assert all(0.29 <= gain.simulated <= 0.45 for gain in gains.values())
-    assert plan.best_concurrency["NVMe-oF, 1 port"] == 16
-    assert plan.saturation["local NVMe"] == 8
-    assert plan.saturation["NVMe-oF, 1 port"] == 32
+    assert all(0.29 <= gain.simulated <= 0.42 for gain in gains.values())
+    for basis in (plan.best_concurrency, plan.measured_best_concurrency):
+        assert basis["NVMe-oF, 1 port"] == basis["local NVMe"] == 16
+    for basis in (plan.saturation, plan.measured_saturation):
+        assert (basis["local NVMe"], basis["NVMe-oF, 1 port"]) == (8, 32)
+    assert plan.measured_saturation["NVMe-oF, 2 ports"] is plan.measured_best_concurrency["NVMe-oF, 2 ports"] is None
     assert 8_192 < plan.tie_context_tokens[8] < 12_000  # sessions of 8k tokens tied, those of 30k did not
-    assert "8,192 tokens: up to a concurrency of 8 they demand 5.6 GB/s" in rules(plan)["tie"]
+    assert "8,192 tokens: up to a concurrency of 8 they demand 6.2 GB/s" in rules(plan)["tie"]
     recompute = next(each for each in plan.recompute if each.concurrency == 16)
-    assert recompute.throughput_tok_s == pytest.approx(4.1, rel=0.02)
+    assert recompute.throughput_tok_s == pytest.approx(4.1, rel=0.05)
     assert recompute.ttft_p90_s == pytest.approx(237.34, rel=0.05)
 
 
@@ -103,8 +105,9 @@ def test_order_a_second_port_and_both_media_add_what_they_should() -> None:
     assert one.ordered_p99_s < 1.02 * one.ttft_p99_s
     assert two.ttft_p50_s < both.ttft_p50_s < one.ttft_p50_s
     assert plan.gain("NVMe-oF, 2 ports", 32).best > 1.0
-    restored_s = one.ttft_p99_s - 1.4
-    assert (both.ttft_p99_s - 1.4) / restored_s == pytest.approx(10.5 / (10.5 + 6.94), rel=0.02)
+    fixed_s = SETUP_S + 32 * TP8.prefill_s(NEW_TOKENS, 30_208)
+    restored_s = one.ttft_p99_s - fixed_s
+    assert (both.ttft_p99_s - fixed_s) / restored_s == pytest.approx(10.5 / (10.5 + 6.94), rel=0.02)
     assert plan.recommended == "NVMe-oF, 2 ports"
     assert "ordered flow" in rules(plan)
 
@@ -120,11 +123,11 @@ def test_volumes_and_staging_of_the_published_machine() -> None:
 
 
 def test_the_calibrated_simulator_comes_to_the_same() -> None:
-    """It has a profile in place of the plan's four figures, waves in a row, and what a wave leaves in DRAM."""
+    """It has the blocks of the reports; the plan has coarse ones."""
     plan = example(BIG)
     for name, medium in (("local NVMe", "nvme-gen4"), ("NVMe-oF, 1 port", "4*nvme-gen4@100gbe")):
-        calibrated = storm.run_storm(
-            storm.StormSpec(
+        calibrated = run_storm(
+            StormSpec(
                 profile=TP8, media=(medium_named(medium),), waves=(8, 16, 32), stored_tokens=30_208,
                 new_tokens=NEW_TOKENS, output_tokens=64, host_bytes=8 * round(KEPT_SHARE * DRAM_TIER_BYTES),
                 order=Order.INTERLEAVED, hosting=Hosting.BLOCKING, setup_s=SETUP_S,
@@ -132,8 +135,21 @@ def test_the_calibrated_simulator_comes_to_the_same() -> None:
         )  # fmt: skip
         for wave in calibrated.waves:
             cell = plan.cell(name, wave.sessions)
-            assert cell.ttft_p50_s == pytest.approx(wave.ttft_at_s(0.5), rel=0.12)
-            assert cell.throughput_tok_s == pytest.approx(wave.tokens_per_s, rel=0.12)
+            assert cell.ttft_p50_s == pytest.approx(wave.ttft_at_s(0.5), rel=0.03)
+            assert cell.throughput_tok_s == pytest.approx(wave.tokens_per_s, rel=0.03)
+
+
+def test_storms_come_cold_unless_they_are_said_to_come_in_a_row() -> None:
+    cold, row = (
+        planned(workload={"in_a_row": each}, fleet={"kept_dram": "12GB"}) for each in ([], [8, 16])
+    )  # fmt: skip
+    assert row.cell("one", 8).ttft_p50_s == pytest.approx(cold.cell("one", 8).ttft_p50_s, rel=0.01)
+    assert row.cell("one", 16).ttft_p50_s == pytest.approx(cold.cell("one", 16).ttft_p50_s - 12 / 7, rel=0.05)
+    for wrong in ([8, 8], [4]):
+        with pytest.raises(ConfigError, match="in_a_row must name each"):
+            planned(workload={"in_a_row": wrong})
+    with pytest.raises(ConfigError, match="not a size"):
+        planned(fleet={"kept_dram": "12"})
 
 
 # ---- the other examples
@@ -295,15 +311,16 @@ def test_an_engine_is_given_by_figures_or_by_a_profile_and_not_by_both() -> None
 
 def test_a_storm_takes_the_time_of_its_bytes_in_any_order() -> None:
     medium = Medium(name="m", bytes_per_s=5e9, latency_s=1e-4, in_flight_blocks=256)
+    restores = Restores(
+        medium=medium, profile=computing_nothing(TP8), session_bytes=10**9, block_bytes=10**7, context_tokens=10_000,
+        new_tokens=1,
+    )  # fmt: skip
     for order in Order:
-        spec = StormSpec(
-            medium=medium, session_bytes=10**9, block_bytes=10**7, sessions=10, order=order
-        )  # fmt: skip
-        result = run_storm(spec)
-        assert max(result.restored_s) == pytest.approx(2.0, rel=0.03)
-        assert result == run_storm(spec)
-    calm = replace(spec, arrivals_s=tuple(float(at) for at in range(10)))
-    assert run_storm(calm).restored_s == pytest.approx([0.2] * 10, rel=0.05)
+        result = storm(restores, (10,), order)
+        assert max(result.last.ttft_s) == pytest.approx(2.0, rel=0.03)
+        assert result == storm(restores, (10,), order)
+    calm = storm(restores, (10,), Order.FAIR_SOJOURN, [float(at) for at in range(10)])
+    assert calm.last.ttft_s == pytest.approx([0.2] * 10, rel=0.05)
 
 
 def test_few_reads_in_flight_do_not_reach_a_distant_mediums_ceiling() -> None:

@@ -1,8 +1,7 @@
 """Times and throughput of every candidate at every concurrency: the storm case.
 
-The restores come from the real engine and flow under virtual time (`storms`). Around them:
+TTFT comes from the simulator (`storms`): set-up, restores by the real engine and flow, prefill of what is new.
 
-    TTFT        setup + restore + prefill of what is new, first come first served within an instance
     throughput  all output tokens / (last TTFT + one decode step for each token after the first)
 """
 
@@ -10,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
 
 from forebay.bench.progress import Progress
 from forebay.bench.storm.results import percentile
@@ -18,75 +19,65 @@ from forebay.fairness import Order
 from forebay.planning.options import CandidatePart
 from forebay.planning.results import Cell, Gain, Recompute, Steady
 from forebay.planning.setting import Setting
-from forebay.planning.storms import StormSpec, run_storm
+from forebay.planning.storms import computing_nothing, storm
+from forebay.sim.storm import StormWave
 
 BUSY_SHARE = 0.85
 """A medium is saturated where it delivers so much of its ceiling, on average over a storm. Published measurements on an
 8-GPU machine with a 480B model: the local SSD delivers 88 % of its peak with 8 sessions and gains 1 % of throughput
 beyond 16; four SSDs over 100 GbE deliver 73 % with 8, 79 % with 16, and 91 % with 32."""
+SAME_SHARE = 0.05
+"""Two independent rounds of one published cell differ by up to 5 %: what differs by less is the same."""
 _ARRIVALS, _ARRIVALS_SEED = 60, 0
 _MOST_STEADY_LOAD = 0.98
+
+
+class Basis(Enum):
+    """What a conclusion is drawn from."""
+
+    SIMULATED = "simulated"
+    MEASURED = "measured"
 
 
 def all_cells(setting: Setting, progress: Progress) -> tuple[Cell, ...]:
     found = []
     for candidate in setting.file.candidates:
+        progress.begins(f"{candidate.name}: storms")
+        shared, ordered = (waves(setting, candidate.name, order) for order in (Order.INTERLEAVED, Order.FAIR_SOJOURN))
         for concurrency in setting.file.workload.concurrency:
-            doing = f"{candidate.name}, {concurrency} sessions"
-            progress.begins(doing)
-            found.append(storm_cell(setting, candidate, concurrency))
-            progress.ended(f"{doing}: TTFT p50 {found[-1].best_p50_s:.2f} s")
+            found.append(storm_cell(setting, candidate, shared[concurrency], ordered[concurrency]))
+            progress.ended(f"{candidate.name}, {concurrency} sessions: TTFT p50 {found[-1].best_p50_s:.2f} s")
     return tuple(found)
 
 
-def storm_cell(setting: Setting, candidate: CandidatePart, concurrency: int) -> Cell:
-    medium = setting.media[candidate.name]
-    shared, ordered = (
-        _ttft_s(setting, candidate.name, concurrency, order) for order in (Order.INTERLEAVED, Order.FAIR_SOJOURN)
-    )
-    moved_bytes = concurrency * setting.volume.restored_bytes
+def waves(setting: Setting, candidate: str, order: Order) -> dict[int, StormWave]:
+    """By concurrency: the storm of so many sessions, cold, or one of those in a row."""
+    workload, restores = setting.file.workload, setting.restores(candidate)
+    found = {
+        each: storm(restores, (each,), order).last for each in workload.concurrency if each not in workload.in_a_row
+    }
+    if workload.in_a_row:
+        found |= zip(workload.in_a_row, storm(restores, workload.in_a_row, order).waves, strict=True)
+    return found
+
+
+def storm_cell(setting: Setting, candidate: CandidatePart, shared: StormWave, ordered: StormWave) -> Cell:
+    medium, concurrency, last_s = setting.media[candidate.name], shared.sessions, max(shared.ttft_s)
     measured = next((each for each in candidate.measured if each.concurrency == concurrency), None)
     busy = parse_rate(measured.busy_mean) if measured is not None and measured.busy_mean else None
     return Cell(
         candidate=candidate.name,
         concurrency=concurrency,
-        ttft_p50_s=percentile(shared, 0.5),
-        ttft_p99_s=percentile(shared, 0.99),
-        ordered_p50_s=percentile(ordered, 0.5),
-        ordered_mean_s=sum(ordered) / len(ordered),
-        ordered_p99_s=percentile(ordered, 0.99),
-        throughput_tok_s=_throughput(setting, concurrency, max(shared)),
-        busy_share=moved_bytes / max(shared) / medium.bytes_per_s,
+        ttft_p50_s=shared.ttft_at_s(0.5),
+        ttft_p99_s=shared.ttft_at_s(0.99),
+        ordered_p50_s=ordered.ttft_at_s(0.5),
+        ordered_mean_s=ordered.ttft_mean_s,
+        ordered_p99_s=ordered.ttft_at_s(0.99),
+        throughput_tok_s=_throughput(setting, concurrency, last_s),
+        busy_share=shared.read_bytes / last_s / medium.bytes_per_s,
         measured_p50_s=measured.ttft_p50_s if measured is not None else None,
         measured_throughput_tok_s=measured.throughput_tok_s if measured is not None else None,
         measured_busy_share=busy / medium.bytes_per_s if busy is not None else None,
-    )
-
-
-def _ttft_s(setting: Setting, candidate: str, concurrency: int, order: Order) -> list[float]:
-    """Of each session. Sessions are dealt to the instances in turn; each computes what is new one by one."""
-    restored = run_storm(_storm(setting, candidate, concurrency, order)).restored_s
-    engine, workload = setting.engine, setting.file.workload
-    followup_s = workload.followup_tokens / engine.prefill_tokens_per_s
-    free_s = [0.0] * setting.file.fleet.instances
-    found = []
-    for number in sorted(range(concurrency), key=lambda at: (restored[at], at)):
-        instance = number % len(free_s)
-        free_s[instance] = max(free_s[instance], restored[number]) + followup_s
-        found.append(engine.setup_s + free_s[instance])
-    return found
-
-
-def _storm(
-    setting: Setting, candidate: str, sessions: int, order: Order, arrivals_s: Sequence[float] = ()
-) -> StormSpec:
-    return StormSpec(
-        medium=setting.media[candidate],
-        session_bytes=setting.volume.restored_bytes,
-        block_bytes=setting.volume.block_bytes,
-        sessions=sessions,
-        order=order,
-        arrivals_s=tuple(arrivals_s),
     )
 
 
@@ -126,24 +117,37 @@ def all_gains(setting: Setting, cells: Sequence[Cell]) -> tuple[Gain, ...]:
     return tuple(found)
 
 
-def saturation(setting: Setting, cells: Sequence[Cell]) -> dict[str, int | None]:
-    """By candidate: the least concurrency at which it is busy; by measurements alone where there are any."""
+def saturation(setting: Setting, cells: Sequence[Cell], basis: Basis) -> dict[str, int | None]:
+    """By candidate: the least concurrency at which it is busy."""
     found: dict[str, int | None] = {}
     for candidate in setting.file.candidates:
         own = [cell for cell in cells if cell.candidate == candidate.name]
-        measured = [cell for cell in own if cell.measured_busy_share is not None]
-        busy = [cell.concurrency for cell in measured or own if cell.best_busy_share >= BUSY_SHARE]
-        found[candidate.name] = min(busy, default=None)
+        shares = {
+            cell.concurrency: cell.busy_share if basis is Basis.SIMULATED else cell.measured_busy_share or 0.0
+            for cell in own
+        }
+        found[candidate.name] = min(
+            (each for each, share in shares.items() if round(share, 2) >= BUSY_SHARE), default=None
+        )
     return found
 
 
-def best_concurrency(setting: Setting, gains: Sequence[Gain]) -> dict[str, int]:
-    """By candidate: where it gains most over the baseline; of measured gains alone where there are any."""
-    found = {}
+def best_concurrency(setting: Setting, cells: Sequence[Cell], basis: Basis) -> dict[str, int | None]:
+    """By candidate: the fewest sessions with which it gives all but `SAME_SHARE` of the throughput it ever gives.
+
+    From there on, more sessions only wait longer. None: the basis has nothing of it.
+    """
+    found: dict[str, int | None] = {}
     for candidate in setting.file.candidates:
-        own = [gain for gain in gains if gain.candidate == candidate.name]
-        known = [gain for gain in own if gain.measured is not None] or own
-        found[candidate.name] = max(known, key=lambda gain: (gain.best, -gain.concurrency)).concurrency
+        speeds = {
+            cell.concurrency: speed
+            for cell in cells
+            if cell.candidate == candidate.name
+            for speed in (cell.throughput_tok_s if basis is Basis.SIMULATED else cell.measured_throughput_tok_s,)
+            if speed is not None
+        }
+        most = max(speeds.values(), default=0.0)
+        found[candidate.name] = min((each for each in speeds if speeds[each] >= (1 - SAME_SHARE) * most), default=None)
     return found
 
 
@@ -182,7 +186,9 @@ def steady(setting: Setting, candidate: str) -> Steady | None:
     for _ in range(_ARRIVALS):
         at_s += rng.expovariate(rate)
         arrivals.append(at_s)
-    waited = run_storm(_storm(setting, candidate, _ARRIVALS, Order.FAIR_SOJOURN, arrivals)).restored_s
+    restores = setting.restores(candidate)
+    alone = replace(restores, profile=computing_nothing(restores.profile), setup_s=0.0)
+    waited = storm(alone, (_ARRIVALS,), Order.FAIR_SOJOURN, arrivals).last.ttft_s
     return Steady(
         candidate=candidate,
         load_share=load,

@@ -58,6 +58,8 @@ class FleetPart(_Part, frozen=True, kw_only=True):
     """Independent copies of the model that share the storage."""
     tensor_parallel: Few = 1
     pipeline_parallel: Few = 1
+    kept_dram: str = ""
+    """DRAM of an instance, over its ranks, in which a storm finds what the one before left (`workload.in_a_row`)."""
     cost_per_year: Amount | None = None
     """Of all but the candidates, in the plan's currency."""
 
@@ -72,6 +74,9 @@ class WorkloadPart(_Part, frozen=True, kw_only=True):
     output_tokens: Count = 64
     concurrency: tuple[Few, ...] = (1, 4, 8, 16, 32)
     """Sessions restored at once, over the whole fleet. The largest is the storm to plan for."""
+    in_a_row: tuple[Few, ...] = ()
+    """Those of them that come one after the other, in this order, each with the first sessions of one list: what
+    `fleet.kept_dram` still holds is not read again. The others come cold."""
     requests_per_s: Positive | None = None
     """On average, over the fleet. None: that of `trace`."""
     reuse: Share = 1.0
@@ -190,6 +195,10 @@ def check_plan(plan: PlanFile) -> None:
         raise ConfigError("engine: give either a profile, or prefill_tokens_per_s and decode_step_ms")
     if not plan.workload.concurrency:
         raise ConfigError("workload: give at least one concurrency")
+    row = plan.workload.in_a_row
+    if len(set(row)) < len(row) or not set(row) <= set(plan.workload.concurrency):
+        raise ConfigError("workload: in_a_row must name each of its storms once, and all of them in concurrency")
+    bytes_or_none(fleet.kept_dram)
 
 
 def _check_candidate(candidate: CandidatePart, others: dict[str, CandidatePart]) -> None:

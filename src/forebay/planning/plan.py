@@ -11,9 +11,10 @@ import forebay
 from forebay.bench.progress import Progress, Silence
 from forebay.flow import FlowOptions
 from forebay.planning import cells, economy
+from forebay.planning.cells import SAME_SHARE, Basis
 from forebay.planning.options import CandidatePart, PlanFile
 from forebay.planning.results import Cell, Cost, Demand, Plan, Wear
-from forebay.planning.rules import SAME_SHARE, Facts, findings
+from forebay.planning.rules import Facts, findings
 from forebay.planning.setting import Setting, capacity_bytes, read_setting
 from forebay.sim.sizing import units_text
 
@@ -33,7 +34,7 @@ def make_plan(file: PlanFile, folder: Path, progress: Progress | None = None) ->
     found = cells.all_cells(setting, progress)
     gains = cells.all_gains(setting, found)
     recompute = tuple(cells.recompute_cell(setting, each) for each in file.workload.concurrency)
-    saturation = cells.saturation(setting, found)
+    saturation = cells.saturation(setting, found, Basis.SIMULATED)
     hits = economy.hit_rates(setting)
     worn = _known(economy.wear(setting, each, hits) for each in file.candidates)
     costs = _known(economy.cost(setting, each) for each in file.candidates)
@@ -55,8 +56,10 @@ def make_plan(file: PlanFile, folder: Path, progress: Progress | None = None) ->
         recompute=recompute,
         gains=gains,
         saturation=saturation,
+        measured_saturation=cells.saturation(setting, found, Basis.MEASURED),
         tie_context_tokens={each: cells.tie_context_tokens(setting, each) for each in file.workload.concurrency},
-        best_concurrency=cells.best_concurrency(setting, gains),
+        best_concurrency=cells.best_concurrency(setting, found, Basis.SIMULATED),
+        measured_best_concurrency=cells.best_concurrency(setting, found, Basis.MEASURED),
         steady=_known(steady),
         hit_rates=hits,
         hit_rate_basis=economy.basis(setting),

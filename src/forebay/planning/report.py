@@ -80,8 +80,8 @@ def how_close(plan: Plan) -> str:
     speed = [abs(cell.throughput_tok_s / cell.best_throughput_tok_s - 1) for cell in known]
     return (
         f"Against the {len(known)} measured cells the simulation is off by {sum(off) / len(off):.0%} on average and "
-        f"{max(off):.0%} at most in TTFT p50, and by {max(speed):.0%} at most in throughput. Gains, saturation and the "
-        "best point are those of the measurements where there are any."
+        f"{max(off):.0%} at most in TTFT p50, and by {max(speed):.0%} at most in throughput. Gains are those "
+        "of the measurements where there are any; saturation and the best point are shown of both."
     )
 
 
@@ -149,13 +149,20 @@ def _cell_row(plan: Plan, cell: Cell) -> tuple[str, ...]:
 def _edges(plan: Plan) -> Grid:
     rows = []
     for name, full in plan.saturation.items():
-        best = plan.best_concurrency[name]
-        rows.append((f"{name}: saturated at", "none of these" if full is None else f"{full} sessions"))
-        if name != plan.baseline:
-            rows.append((f"{name}: gains most at", f"{best} sessions, {plan.gain(name, best).best:+.0%}"))
+        rows += [
+            (f"{name}: saturated at", *map(_sessions_text, (full, plan.measured_saturation[name]))),
+            (
+                f"{name}: best point",
+                *map(_sessions_text, (plan.best_concurrency[name], plan.measured_best_concurrency[name])),
+            ),
+        ]
     for concurrency, tokens in plan.tie_context_tokens.items():
-        rows.append((f"tie at {concurrency} sessions", f"up to {tokens:,} tokens of context"))
-    return Grid("Where it turns", ("point", "at"), tuple(rows))
+        rows.append((f"tie at {concurrency} sessions", f"up to {tokens:,} tokens of context", NOTHING))
+    return Grid("Where it turns", ("point", "simulated", "measured"), tuple(rows))
+
+
+def _sessions_text(sessions: int | None) -> str:
+    return NOTHING if sessions is None else f"{sessions} sessions"
 
 
 def _steady(plan: Plan) -> Grid:

@@ -148,11 +148,13 @@ class Plan(_Result, frozen=True, kw_only=True):
     recompute: tuple[Recompute, ...]
     gains: tuple[Gain, ...]
     saturation: dict[str, int | None]
-    """By candidate: the first concurrency that keeps it busy; None: none of those asked for."""
+    """By candidate, simulated: the first concurrency that keeps it busy; None: none of those asked for."""
+    measured_saturation: dict[str, int | None]
     tie_context_tokens: dict[int, int]
     """By concurrency: contexts up to this length demand no more than the baseline delivers."""
-    best_concurrency: dict[str, int]
-    """By candidate: where it gains most over the baseline."""
+    best_concurrency: dict[str, int | None]
+    """By candidate, simulated: the first concurrency that gives all but 5 % of the throughput it ever gives."""
+    measured_best_concurrency: dict[str, int | None]
     steady: tuple[Steady, ...]
     hit_rates: tuple[HitRate, ...]
     hit_rate_basis: str

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from forebay.bench.units import bytes_text, parse_bytes
-from forebay.planning.cells import demand_bytes_per_s, tie_context_tokens
+from forebay.planning.cells import SAME_SHARE, demand_bytes_per_s, tie_context_tokens
 from forebay.planning.options import CandidatePart, MediumKind, rate_or_none
 from forebay.planning.results import Cell, Demand, Finding, Gain, Recompute, Wear
 from forebay.planning.setting import Setting
@@ -17,8 +17,6 @@ PUBLISHED = "published measurements on an 8-GPU machine with a 480B model"
 SMALL_CONCURRENCY, FEW_GPUS = 4, 2
 LITTLE_SHARE = 0.2
 """Of throughput: a gain that nobody would call little."""
-SAME_SHARE = 0.05
-"""Two independent rounds of one published cell differ by up to 5 %: what differs by less is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def gain_grows(facts: Facts) -> Iterator[Finding]:
             continue
         full = facts.saturation[candidate.name]
         most = max(gains, key=lambda gain: gain.best)
-        where = f"It saturates near {full}." if full is not None else "Nothing asked for here saturates it."
+        where = f"It saturates near {full}, simulated." if full is not None else "Nothing asked for here saturates it."
         yield Finding(
             rule="gain grows with concurrency",
             text=f"{candidate.name} gains {gains[0].best:+.0%} of throughput over {facts.setting.file.baseline} at "

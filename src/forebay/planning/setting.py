@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from forebay.planning.options import (
     rate_or_none,
 )  # fmt: skip
 from forebay.planning.results import Volume
-from forebay.planning.storms import Medium
+from forebay.planning.storms import Medium, Restores
 from forebay.sim.media import curve_medium, medium_named
-from forebay.sim.profiles import profile_named
+from forebay.sim.profiles import EngineProfile, profile_named
 from forebay.sim.sizing import KvFormat, KvModel, stored_shares
 
 _NS = 1e9
@@ -42,7 +43,9 @@ class Traffic:
 class EngineFigures:
     """What one instance takes at the plan's context: given, or a profile's."""
 
+    profile: EngineProfile
     prefill_tokens_per_s: float
+    """Over the plan's context."""
     first_step_s: float
     """One decode step with one session."""
     further_step_s: float
@@ -67,6 +70,21 @@ class Setting:
     @property
     def storm_sessions(self) -> int:
         return max(self.file.workload.concurrency)
+
+    def restores(self, candidate: str) -> Restores:
+        """What a storm on this candidate has to do."""
+        kept_bytes = bytes_or_none(self.file.fleet.kept_dram)
+        return Restores(
+            medium=self.media[candidate],
+            profile=self.engine.profile,
+            session_bytes=self.volume.restored_bytes,
+            block_bytes=self.volume.block_bytes,
+            context_tokens=self.traffic.context_tokens,
+            new_tokens=self.file.workload.followup_tokens,
+            instances=self.file.fleet.instances,
+            setup_s=self.engine.setup_s,
+            kept_bytes=kept_bytes or 0,
+        )
 
     def restored_bytes(self, context_tokens: int) -> int:
         return round(self.model.restored_bytes(context_tokens, self.form) * self.volume.copies)
@@ -110,11 +128,17 @@ def _engine(file: PlanFile, context_tokens: int) -> EngineFigures:
         profile = profile_named(part.profile)
         one_s = profile.decode_s(1, context_tokens)
         prefill_s = profile.prefill_s(context_tokens, 0)
-        return EngineFigures(context_tokens / prefill_s, one_s, profile.decode_s(2, context_tokens) - one_s, setup_s)
+        return EngineFigures(
+            profile, context_tokens / prefill_s, one_s, profile.decode_s(2, context_tokens) - one_s, setup_s
+        )  # fmt: skip
     if part.prefill_tokens_per_s is None or part.decode_step_ms is None:
         raise ConfigError("engine: give prefill_tokens_per_s and decode_step_ms, or a profile")
     further_s = part.decode_step_ms_per_session / 1e3
-    return EngineFigures(part.prefill_tokens_per_s, part.decode_step_ms / 1e3, further_s, setup_s)
+    profile = EngineProfile(
+        name="given", ranks=1, kv_bytes_per_token=1, token_s=1 / part.prefill_tokens_per_s,
+        half_speed_tokens=math.inf, step_s=part.decode_step_ms / 1e3, kv_bytes_per_s=math.inf, source=part.source,
+    )  # fmt: skip
+    return EngineFigures(profile, part.prefill_tokens_per_s, part.decode_step_ms / 1e3, further_s, setup_s)
 
 
 def _media(file: PlanFile, folder: Path, block_bytes: int) -> dict[str, Medium]:

@@ -1,4 +1,4 @@
-"""What sessions wait for their restores: the real engine and flow, under virtual time, over a modelled medium.
+"""What sessions wait for: storms of the simulator (`sim.storm`), the real engine and flow under virtual time.
 
 A block of the model stands for many of the real ones, so that a storm of hundreds of gigabytes takes a fraction of a
 second; what a real block costs beside its bytes is in the rate that the medium reaches.
@@ -7,18 +7,17 @@ second; what a real block costs beside its bytes is in the rate that the medium 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forebay.bench.storm.simulate import ModelStorm, model_keys, model_world
-from forebay.engine import Engine, EngineOptions
-from forebay.events import Totals
 from forebay.fairness import Order
-from forebay.flow import FlowOptions
-from forebay.types import BlockKey, DeviceBlock, Request
+from forebay.sim import media
+from forebay.sim.host import Hosting
+from forebay.sim.profiles import EngineProfile
+from forebay.sim.storm import StormResult, StormSpec, run_storm
 
-_BATCH_BLOCKS = 2
-"""Small against a session, so that sharing is as fine as with real blocks."""
-_PATIENCE_NS = 3_600_000_000_000
+_READS_IN_FLIGHT = 8
+"""Of an instance, coarse blocks: few against a session, as in life."""
+_LEAST_POOL_BLOCKS = 4 * _READS_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,64 +37,62 @@ class Medium:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StormSpec:
+class Restores:
+    """What is restored, from where, and what the engine computes besides."""
+
     medium: Medium
+    profile: EngineProfile
+    """KV of a token is taken from `session_bytes`, not from here."""
     session_bytes: int
     block_bytes: float
-    sessions: int
-    order: Order
-    arrivals_s: tuple[float, ...] = ()
-    """Of each session, in order. Empty: all at once."""
+    context_tokens: int
+    new_tokens: int
+    instances: int = 1
+    setup_s: float = 0.0
+    kept_bytes: int = 0
+    """Of an instance's DRAM: in it, a wave finds what the one before left there."""
 
 
-@dataclass(frozen=True, slots=True)
-class StormResult:
-    restored_s: tuple[float, ...]
-    """Of each session: from its arrival until its KV is on the device."""
+def storm(restores: Restores, waves: Sequence[int], order: Order, arrivals_s: Sequence[float] = ()) -> StormResult:
+    """Waves of so many sessions, one after the other, up to each session's first token. Deterministic.
 
-
-def run_storm(spec: StormSpec) -> StormResult:
-    """Deterministic: the same storm gives the same times."""
-    blocks = _session_blocks(spec.sessions)
-    flow = FlowOptions(order=spec.order, first_depth_blocks=8, most_depth_blocks=64)
-    options = EngineOptions(batch_blocks=_BATCH_BLOCKS, load_deadline_s=1e9, read_deadline_s=1e9, flow=flow)
-    model = ModelStorm(
-        block_bytes=max(1, spec.session_bytes // blocks),
-        bytes_per_s=spec.medium.reached_bytes_per_s(spec.block_bytes),
-        latency_ns=round(spec.medium.latency_s * 1e9),
-        host_blocks=4 * flow.most_depth_blocks,
-        engine=options,
+    In order, an engine goes on with what has arrived. Where all share the device evenly its steps wait for all that
+    was admitted to them, as those of the engines that share it so do.
+    """
+    blocks = _session_blocks(max(waves), restores.context_tokens)
+    block_tokens = restores.context_tokens // blocks
+    token_bytes = max(1, round(restores.session_bytes / (blocks * block_tokens)))
+    reached = restores.medium.reached_bytes_per_s(restores.block_bytes)
+    medium = media.Medium(
+        name=restores.medium.name, read_bytes_per_s=reached, write_bytes_per_s=reached, stream_bytes_per_s=reached,
+        latency_ns=round(restores.medium.latency_s * 1e9), source="the plan's candidate",
+    )  # fmt: skip
+    return run_storm(
+        StormSpec(
+            profile=replace(restores.profile, kv_bytes_per_token=token_bytes),
+            media=(medium,),
+            waves=tuple(waves),
+            instances=restores.instances,
+            stored_tokens=blocks * block_tokens,
+            new_tokens=restores.new_tokens,
+            output_tokens=1,
+            block_tokens=block_tokens,
+            host_bytes=max(restores.kept_bytes, _LEAST_POOL_BLOCKS * block_tokens * token_bytes),
+            reads_in_flight=_READS_IN_FLIGHT,
+            order=order,
+            hosting=Hosting.BLOCKING if order is Order.INTERLEAVED else Hosting.OVERLAPPED,
+            setup_s=restores.setup_s,
+            arrivals_s=tuple(arrivals_s),
+        )
     )
-    keys = model_keys(spec.sessions, blocks)
-    world = model_world(model, keys, Totals().add)
-    arrivals_ns = [round(at_s * 1e9) for at_s in spec.arrivals_s] or [0] * spec.sessions
-    result = _restore(world.engine, keys, arrivals_ns)
-    world.engine.check_idle()
-    return result
 
 
-def _session_blocks(sessions: int) -> int:
+def _session_blocks(sessions: int, context_tokens: int) -> int:
     """Fine where there are few sessions, coarse where there are many."""
-    return next(blocks for most, blocks in ((8, 48), (32, 24), (1 << 30, 12)) if sessions <= most)
+    blocks = next(blocks for most, blocks in ((8, 48), (32, 24), (1 << 30, 12)) if sessions <= most)
+    return min(blocks, context_tokens)
 
 
-def _restore(engine: Engine, keys: Sequence[Sequence[BlockKey]], arrivals_ns: Sequence[int]) -> StormResult:
-    """Start each session when it arrives, and wait for the last one to be restored."""
-    ended_ns: dict[int, int] = {}
-    next_one = 0
-    while len(ended_ns) < len(keys):
-        while next_one < len(keys) and arrivals_ns[next_one] <= engine.now_ns():
-            _start(engine, next_one, keys[next_one])
-            next_one += 1
-        for loaded in engine.poll():
-            ended_ns[int(loaded.request_id)] = engine.now_ns()
-        until_ns = arrivals_ns[next_one] if next_one < len(keys) else engine.now_ns() + _PATIENCE_NS
-        if len(ended_ns) < len(keys):
-            engine.wait(until_ns)
-    return StormResult(tuple((ended_ns[at] - arrivals_ns[at]) / 1e9 for at in range(len(keys))))
-
-
-def _start(engine: Engine, number: int, keys: Sequence[BlockKey]) -> None:
-    plan = engine.plan_load(Request(str(number), tuple(keys)))
-    assert plan is not None, "an unshared tier is never asked"
-    engine.start_load(plan, [DeviceBlock(number * len(keys) + at) for at in range(plan.hit_blocks)])
+def computing_nothing(profile: EngineProfile) -> EngineProfile:
+    """The same engine, if its prefills took no time: what is waited for is then the restore alone."""
+    return replace(profile, token_s=0.0, chunk_s=0.0)
