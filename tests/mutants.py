@@ -183,6 +183,12 @@ MUTANTS = (
         ("tests/test_prefetch.py",),
     ),
     Mutant(
+        "prefetch-without-its-head-stays-pinned", "loads.py",
+        "        if load.traffic is Traffic.PREFETCH:\n            self._let_go_of_arrived(load)\n",
+        "        if load.traffic is Traffic.PREFETCH and load.limit:\n            self._let_go_of_arrived(load)\n",
+        ("tests/test_prefetch.py",),
+    ),
+    Mutant(
         "both-reads-of-a-hedge-count", "stage.py",
         "copy.state is CopyState.FILLING and copy.slot == job.slots[job.keys.index(key)]",
         "copy.state is CopyState.FILLING",

@@ -7,7 +7,7 @@ import pytest
 from engine_world import PROMPT, SECOND_NS, World, make_world
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
-from forebay.events import PrefetchEnded, PrefetchFate
+from forebay.events import PrefetchEnded, PrefetchFate, Reason
 from forebay.flow import FlowOptions
 from forebay.keys import block_keys
 from forebay.testing.schedule import NAMESPACE
@@ -69,6 +69,21 @@ def test_a_prefetch_whose_time_is_over_before_it_began_is_dropped_and_counted() 
     world.settle()
     assert fates(world) == [(PrefetchFate.LATE, 0), (PrefetchFate.LATE, 0)]
     world.engine.check_idle()
+
+
+def test_a_prefetch_whose_first_block_is_found_missing_last_lets_go_of_the_others() -> None:
+    """As when one disk of several goes: without the first block, the others are of no use to the request."""
+    world = make_world(tiers={"disk": 1000, "far": 1000})
+    world.store(PROMPT[:12])
+    world.engine.drop_host_copies()
+    world.engine._stage.withdraw(PROMPT[0], "disk", Reason.MISSING)
+    for tier in world.tiers.values():  # believed to be far, and nowhere
+        tier.delete(PROMPT[:1])
+    world.executor._cost_ns = lambda job: SECOND_NS if job.tier == "far" else 1_000
+    world.engine.prefetch(Request("r", PROMPT[:12]), in_s(world, 5))
+    world.settle()
+    world.engine.check_idle()
+    assert world.engine.drop_host_copies() == 11, "none is pinned"
 
 
 def test_a_cancelled_prefetch_leaves_nothing_pinned() -> None:

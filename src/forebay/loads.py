@@ -380,6 +380,8 @@ class Loads:
                 del load.waiting[channel]
         if not load.waiting:
             self._flow.queue.leave(load.name)
+        if load.traffic is Traffic.PREFETCH:
+            self._let_go_of_arrived(load)
         if load.started:
             self._touched[load.name] = load
 
@@ -617,19 +619,22 @@ class Loads:
         """Let go of its blocks. Reads that are under way end in the host pool: somebody may wait for them already."""
         arrived = sum(load.arrived)
         self._cut(load, 0)
-        for position, is_here in enumerate(load.arrived):
-            if is_here:
+        self._unpark(load)
+        self._stage.emit(PrefetchEnded(self._stage.now_ns(), load.name, load.plan.hit_blocks, arrived, fate))
+        if not load.open_blocks:
+            self._touched.pop(load.name, None)
+            del self._loads[load.name]
+
+    def _let_go_of_arrived(self, load: _Load) -> None:
+        """A prefetch needs no block past its limit: without those before it, the request could not use it."""
+        for position in range(load.limit, len(load.arrived)):
+            if load.arrived[position]:
                 key = load.key(position)
                 self._release(load, position)
                 self._prefetched[key] -= 1
                 if not self._prefetched[key]:
                     del self._prefetched[key]
                 load.arrived[position] = 0
-        self._unpark(load)
-        self._stage.emit(PrefetchEnded(self._stage.now_ns(), load.name, load.plan.hit_blocks, arrived, fate))
-        if not load.open_blocks:
-            self._touched.pop(load.name, None)
-            del self._loads[load.name]
 
     def _unpark(self, load: _Load) -> None:
         """Wait no longer for fills of others."""

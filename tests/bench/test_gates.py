@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -222,6 +223,28 @@ def test_a_run_of_another_version_is_not_gone_on_with(tmp_path: Path, monkeypatc
     monkeypatch.setattr("forebay.__version__", "99.0")
     with pytest.raises(ConfigError, match=r"this is 99\.0"):
         run_plan(read_plan(plan), tmp_path / "out")
+
+
+def test_a_full_disk_of_evidence_stops_the_run_and_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, replace = read_plan(plan_file(tmp_path / "plan.toml", "measured = 1", "measured = 1")), files._replace
+    written: list[Path] = []
+
+    def full(path: Path, content: bytes) -> None:
+        written.append(path)
+        if len(written) == 4:  # the second result
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(path, content)
+
+    monkeypatch.setattr(files, "_replace", full)
+    with pytest.raises(files.CannotWrite, match="No space left"):
+        run_plan(plan, tmp_path / "out")
+    record = read_record(tmp_path / "out")
+    assert record is not None
+    assert [result.gate for result in record.results] == ["g0"]
+    monkeypatch.undo()
+    assert run_plan(plan, tmp_path / "out").outcome is Outcome.PASS
 
 
 def test_progress_hears_of_as_many_steps_as_were_announced(tmp_path: Path) -> None:

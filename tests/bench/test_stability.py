@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.bench.files import CannotWrite
 from forebay.bench.gates.stability.faults import is_quiet, schedule
 from forebay.bench.gates.stability.findings import Findings
 from forebay.bench.gates.stability.log import Closing, Line, Log, Look, Report, Sample, Strike, WorkerEnded, read_log
-from forebay.bench.gates.stability.options import FaultKind, Limits, Options, check_options
+from forebay.bench.gates.stability.options import FaultKind, Limits, Options, check_machine, check_options
 from forebay.bench.gates.stability.supervisor import Stopwatch
 from forebay.bench.gates.verdicts import Outcome
 from forebay.errors import ConfigError
@@ -175,6 +177,22 @@ def test_faults_keep_away_from_the_windows_and_from_each_other(
     assert is_quiet(faults, 0, warmup_s, settle_s) or window_s < 1e-9
 
 
+def test_a_machine_that_is_too_small(tmp_path: Path) -> None:
+    usual = {"roots": (str(tmp_path),), "workers": 2, "host_bytes": 2**26, "capacity_bytes": 2**28}
+    check_machine(Options(**usual))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="of memory that are free"):
+        check_machine(Options(**{**usual, "host_bytes": 2**50}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="free in the roots"):
+        check_machine(Options(**{**usual, "capacity_bytes": 2**60}))  # type: ignore[arg-type]
+
+
+def test_evidence_that_cannot_be_written_is_no_finding(tmp_path: Path) -> None:
+    log = Log(Path("/dev/full"))
+    with pytest.raises(CannotWrite, match="make room, and give the command again"):
+        log.add(Look(elapsed_s=1, pool_bytes=7))
+    log.close()
+
+
 def test_time_in_which_the_gate_stands_still_is_no_load() -> None:
     now_s = [100.0]
     watch = Stopwatch(lambda: now_s[0])
@@ -258,6 +276,22 @@ def finish(process: subprocess.Popen[str]) -> dict[str, dict[str, object]]:
     return {"gate": result} | {check["name"]: check for check in result["checks"]}
 
 
+def wait_until_closed(path: Path) -> None:
+    """No process has the file open any more: the workers end with their supervisor."""
+    ends_s = time.monotonic() + 60
+    while time.monotonic() < ends_s:
+        if not any(is_open(path, descriptors) for descriptors in Path("/proc").glob("[0-9]*/fd")):
+            return
+    pytest.fail(f"somebody still writes {path}")
+
+
+def is_open(path: Path, descriptors: Path) -> bool:
+    try:
+        return any(each.readlink() == path for each in descriptors.iterdir())
+    except OSError:  # it has ended meanwhile
+        return False
+
+
 def test_the_product_passes_although_the_gate_is_killed_on_the_way(tmp_path: Path) -> None:
     plan = plan_file(tmp_path)
     killed = start(plan)
@@ -267,6 +301,8 @@ def test_the_product_passes_although_the_gate_is_killed_on_the_way(tmp_path: Pat
             break
     killed.kill()
     killed.communicate()
+    for worker in (0, 1):
+        wait_until_closed(tmp_path / f"out/g4/worker{worker}.log")
     before = list(read_log(tmp_path / "out/g4/log.jsonl"))
     found = finish(start(plan))
     assert {name: check["outcome"] for name, check in found.items() if check["outcome"] != "pass"} == {}

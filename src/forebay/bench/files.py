@@ -10,13 +10,17 @@ from pathlib import Path
 from forebay.errors import ConfigError
 
 
+class CannotWrite(ConfigError):
+    """What was found out cannot be kept here. It says nothing about what was measured."""
+
+
 def write_whole(path: Path, content: bytes) -> Path:
-    """Raises ConfigError when it cannot be written. What was there before stays until the new one is complete."""
+    """Raises CannotWrite when it cannot be written. What was there before stays until the new one is complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, content)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another --out") from None
+        raise CannotWrite(f"{path} cannot be written ({error.strerror}): name another --out") from None
     return path
 
 

@@ -22,7 +22,7 @@ import msgspec
 import forebay
 from forebay.bench.environment import describe_environment
 from forebay.bench.evidence import Kernel
-from forebay.bench.files import write_whole
+from forebay.bench.files import CannotWrite, write_whole
 from forebay.bench.gates.gate import Found, Gate, Workplace
 from forebay.bench.gates.plan import AfterFailure, Plan
 from forebay.bench.gates.report import encode_json
@@ -53,7 +53,8 @@ def run_plan(
 ) -> GatesRecord:
     """Run what is left of the plan; all of it in a new directory, nothing when it was through already.
 
-    Raises ConfigError when `out` belongs to another plan or version, or another process is at work in it.
+    Raises ConfigError when `out` belongs to another plan or version, another process is at work in it, or it cannot be
+    written to; then the run can be gone on with.
     """
     with _only_one(out):
         record = _resumed(plan, out) or _begun(plan, out, command, now())
@@ -178,6 +179,8 @@ class _Run:
         )
         try:
             return gate.run(work)
+        except CannotWrite:  # no finding: once there is room, the run goes on
+            raise
         except (OSError, ForebayError) as error:
             log.exception("gate %s could not measure", name)
             return Found(checks=(), reasons=(f"it could not measure: {type(error).__name__}: {error}",))

@@ -5,6 +5,7 @@ The log is the whole state of the gate: after a crash it is read again, but for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from forebay.bench.files import CannotWrite
 from forebay.bench.gates.stability.options import FaultKind
 from forebay.errors import ConfigError
 
@@ -107,20 +109,31 @@ class Log:
     """Appends. Owned by the supervisor's thread."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
         self._synced_s = 0.0
 
     def add(self, line: Line) -> None:
-        self._file.write(self._encoder.encode(line) + b"\n")
-        self._file.flush()
+        """Raises CannotWrite, such as when the disk of the evidence is full."""
+        try:
+            self._add(line)
+        except OSError as error:
+            raise CannotWrite(
+                f"{self._path} cannot be written ({error.strerror}): make room, and give the command again"
+            ) from None
+
+    def _add(self, line: Line) -> None:
+        text = self._encoder.encode(line) + b"\n"
+        while text:
+            text = text[self._file.write(text) :]
         if line.elapsed_s - self._synced_s >= _SYNC_EVERY_S:
             os.fsync(self._file.fileno())
             self._synced_s = line.elapsed_s
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file, contextlib.suppress(OSError):
+            os.fsync(self._file.fileno())
 
 
 def read_log(path: Path) -> Iterator[Line]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 
+from forebay.bench.environment import available_memory_bytes
 from forebay.bench.gates.gate import check_root
+from forebay.bench.units import bytes_text
 from forebay.errors import ConfigError
 from forebay.hostpool import slot_bytes
 
@@ -122,4 +125,20 @@ def _check_room(options: Options) -> None:
         raise ConfigError(
             f"duration_s {options.duration_s:g} has no room for the warm-up and two windows: "
             f"make it {options.warmup_s + 2 * options.window_s:g} or more, or those shorter"
+        )
+
+
+def check_machine(options: Options) -> None:
+    """Before the pool is made. Raises ConfigError when memory or disk cannot hold it: that would look like a fault."""
+    wanted_bytes, available_bytes = options.workers * options.host_bytes, available_memory_bytes()
+    if available_bytes is not None and wanted_bytes > available_bytes:
+        raise ConfigError(
+            f"{options.workers} workers with host_bytes {bytes_text(options.host_bytes)} each need more than the "
+            f"{bytes_text(available_bytes)} of memory that are free"
+        )
+    free_bytes = sum({Path(root).stat().st_dev: shutil.disk_usage(root).free for root in options.roots}.values())
+    if options.capacity_bytes > free_bytes:
+        raise ConfigError(
+            f"capacity_bytes {bytes_text(options.capacity_bytes)} is more than the {bytes_text(free_bytes)} that are "
+            "free in the roots"
         )

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.assemble import open_tiers
+from forebay.bench.files import CannotWrite
 from forebay.bench.gates.gate import Found, Workplace
 from forebay.bench.gates.stability.faults import Fault, schedule
 from forebay.bench.gates.stability.findings import Findings
@@ -37,7 +38,7 @@ from forebay.bench.gates.stability.log import (
     WorkerEnded,
     read_log,
 )
-from forebay.bench.gates.stability.options import FaultKind, Options
+from forebay.bench.gates.stability.options import FaultKind, Options, check_machine
 from forebay.bench.gates.stability.worker import TIER, Orders, namespace, store_config
 from forebay.bench.units import seconds_text
 from forebay.errors import ConfigError, ForebayError
@@ -100,11 +101,12 @@ class Supervisor:
         self._options, self._work = options, work
         self._faults = schedule(options)
         self._findings = Findings(options, self._faults)
-        lines = list(read_log(work.directory / LOG_NAME))
-        for line in lines:
+        self._shm: set[str] = set()
+        for line in read_log(work.directory / LOG_NAME):
             self._findings.add(line)
-        self._shm = {name for line in lines if isinstance(line, Sample) for name in line.report.shm_segments}
-        self._is_new = not lines
+            if isinstance(line, Sample):
+                self._shm.update(line.report.shm_segments)
+        self._is_new = self._findings.starts == 0
         self._elapsed_before_s = self._findings.elapsed_s
         self._watch = Stopwatch()
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
@@ -119,6 +121,8 @@ class Supervisor:
         scratches = [self._work.scratch_path(Path(root)) for root in self._options.roots]
         try:
             found = self._run(scratches)
+        except CannotWrite:  # it will be gone on with
+            raise
         except (OSError, ForebayError):
             _remove(scratches)
             raise
@@ -127,6 +131,8 @@ class Supervisor:
 
     def _run(self, scratches: list[Path]) -> Found:
         if self._findings.closing is None:
+            if self._is_new:
+                check_machine(self._options)
             self._disks = tuple(self._prepared(scratch) for scratch in scratches)
             self._control = Control(self._work.directory / CONTROL_NAME)
             self._log = Log(self._work.directory / LOG_NAME)
