@@ -292,6 +292,17 @@ def test_each_check_stands_beside_its_limit() -> None:
     assert "故障作用到产品的次数 @ 磁盘写满" in mains(page)[Language.CHINESE]
 
 
+def test_checks_that_lack_the_same_are_one_line_at_the_top() -> None:
+    lost = [
+        check(f"{name}@{at}", None, Bound.AT_MOST, -0.25, "ratio", invalid="the disk was busy")
+        for name in ("ttft_p50_change", "throughput_change") for at in (4, 8)
+    ]  # fmt: skip
+    for main in parsed(render_report(both(extra=tuple(lost)))).iter("main"):
+        banner = next(each for each in main.iter("div") if each.attrib.get("class", "").startswith("verdict"))
+        assert "".join(banner.itertext()).count("the disk was busy") == 1
+        assert "".join(main.itertext()).count("the disk was busy") == 1 + len(lost)
+
+
 def test_a_run_that_is_not_through_is_not_passed() -> None:
     gates = gates_record()
     part = msgspec.structs.replace(gates, results=gates.results[:2])

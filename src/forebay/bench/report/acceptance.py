@@ -75,7 +75,8 @@ def troubles(voice: Voice, record: GatesRecord) -> str:
         if result.outcome is Outcome.PASS:
             continue
         name = gate_name(voice, result.gate)
-        lines = [_trouble(voice, each) for each in result.checks if each.outcome is not Outcome.PASS]
+        lines = [_trouble(voice, each) for each in result.checks if each.outcome is Outcome.FAIL]
+        lines += _not_judged(voice, result)
         if not lines:
             lines = [f'<span lang="en">{escaped(reason)}</span>' for reason in result.reasons]
         if result.stopped_early:
@@ -85,6 +86,22 @@ def troubles(voice: Voice, record: GatesRecord) -> str:
         inner = "".join(f"<li>{line}</li>" for line in lines)
         found.append(f"<li>{name}: {badge(voice, result.outcome)}<ul>{inner}</ul></li>")
     return f"<ul>{''.join(found)}</ul>" if found else ""
+
+
+def _not_judged(voice: Voice, result: GateResult) -> list[str]:
+    """One line for all checks that lack the same: a measurement that is not valid spoils many."""
+    reasons: dict[str, list[Check]] = {}
+    for each in result.checks:
+        if each.outcome is Outcome.INVALID:
+            reasons.setdefault(each.why, []).append(each)
+    found = []
+    for checks in reasons.values():
+        if len(checks) == 1:
+            found.append(_trouble(voice, checks[0]))
+        else:
+            said = voice(texts.NOT_JUDGED, count=len(checks))
+            found.append(f"{said} {badge(voice, Outcome.INVALID)}{_why(checks[0])}")
+    return found
 
 
 def _trouble(voice: Voice, check: Check) -> str:

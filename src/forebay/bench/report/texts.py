@@ -93,6 +93,7 @@ RESTORE_IS_INVALID = Text(
 )
 STOPPED_EARLY = Text("Ended early, as it could not pass any more:", "提前终止，因为已不可能通过：")
 CHECK_FOUND = Text("{name}: {measured}, limit {limit}", "{name}：{measured}，限值 {limit}")
+NOT_JUDGED = Text("{count} checks that could not be judged", "{count} 项检查无法判断")
 CHECK_WITHOUT_SAMPLE = Text("{name}: not measured, limit {limit}", "{name}：未测得，限值 {limit}")
 
 # ---- the headline figure
