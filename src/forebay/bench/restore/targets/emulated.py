@@ -14,20 +14,17 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from forebay.assemble import StoreConfig, TierConfig, open_engine
-from forebay.bench.environment import available_memory_bytes
+from forebay.assemble import StoreConfig, open_engine
 from forebay.bench.restore.options import GroupOptions
+from forebay.bench.restore.pools import Pools, throttled_fact
 from forebay.bench.restore.results import Role
 from forebay.bench.restore.sessions import Populated, Prompt, Question
 from forebay.bench.restore.target import Answer, Description, Wave
@@ -44,10 +41,8 @@ from forebay.sim.host import FAR_NS, Session, SimHost
 from forebay.sim.profiles import EngineProfile, profile_named
 from forebay.types import BlockKey, DeviceBlock, Job, JobKind, JobResult, Namespace, Outcome
 
-_TIER = "file"
 _VOCABULARY = range(151_936)
 """Of the Qwen3 tokenizer."""
-_HEADER_BYTES = 4096
 _PATIENCE_NS = 50_000_000
 
 
@@ -106,14 +101,9 @@ class EmulatedTarget:
         self._namespace = _namespace(profile, options.block_tokens, block_bytes)
         self._stamp = Stamp(slot_bytes(block_bytes))
         self._keys: dict[Prompt, tuple[BlockKey, ...]] = {}
-        self._roots: list[Path] = []
         self._instances: dict[int, Instance] = {}
         self._is_ending = threading.Event()
-        try:
-            self._make_roots()
-        except BaseException:
-            self.close()
-            raise
+        self._pools = Pools(group)
 
     def describe(self) -> Description:
         block_bytes, options = self._namespace.block_bytes, self._options
@@ -128,14 +118,14 @@ class EmulatedTarget:
         if self._group.roots:
             facts["host pool"] = f"{bytes_text(options.host_bytes)} an instance"
             facts["populated"] = "blocks are written as an engine writes them; computing them is not timed"
-        if self._group.limit:
-            facts["throttled"] = f"reads are held to {self._group.limit} by software: the medium is emulated"
-        return Description(facts=facts, roots=tuple(self._roots))
+        return Description(facts=facts | throttled_fact(self._group), roots=tuple(self._pools.roots))
 
     def populate(self, prompts: Sequence[Populated]) -> None:
         if self._group.role is Role.RECOMPUTE:
             return
-        self._check_room(prompts)
+        blocks = len({(each.instance, key) for each in prompts for key in self._keys_of(each.prompt)})
+        host_bytes = self._group.instances * self._options.host_bytes
+        self._pools.check_room(blocks, self._namespace.block_bytes, host_bytes)
         for instance in self._open():
             for each in prompts:
                 if each.instance == instance.number:
@@ -178,34 +168,9 @@ class EmulatedTarget:
         try:
             self.rest()
         finally:
-            for root in self._roots:
-                shutil.rmtree(root, ignore_errors=True)
+            self._pools.close()
 
     # ---- its parts
-
-    def _make_roots(self) -> None:
-        for root in self._group.roots:
-            try:
-                self._roots.append(Path(tempfile.mkdtemp(prefix=".forebay-restore-", dir=root)))
-            except OSError as error:
-                raise ConfigError(f"no pool can be made in {root} ({error.strerror}): name another one") from None
-
-    def _check_room(self, prompts: Sequence[Populated]) -> None:
-        blocks = len({(each.instance, key) for each in prompts for key in self._keys_of(each.prompt)})
-        needed_bytes = blocks * (slot_bytes(self._namespace.block_bytes) + _HEADER_BYTES)
-        free_bytes = sum({root.stat().st_dev: shutil.disk_usage(root).free for root in self._roots}.values())
-        if needed_bytes > free_bytes:
-            raise ConfigError(
-                f"group {self._group.name} needs {bytes_text(needed_bytes)} and there are {bytes_text(free_bytes)} "
-                "free: make room, or ask for fewer or shorter sessions"
-            )
-        pools_bytes = self._group.instances * self._options.host_bytes
-        available_bytes = available_memory_bytes()
-        if available_bytes is not None and pools_bytes > available_bytes:
-            raise ConfigError(
-                f"group {self._group.name} needs {bytes_text(pools_bytes)} of memory for its host pools where "
-                f"{bytes_text(available_bytes)} are free: lower host_bytes, or the instances"
-            )
 
     def _open(self) -> list[Instance]:
         for number in range(self._group.instances):
@@ -215,32 +180,13 @@ class EmulatedTarget:
         return [self._instances[number] for number in range(self._group.instances)]
 
     def _store(self, number: int) -> StoreConfig:
-        """What an instance stores in: of a shared pool the same for all, else a pool of its own in each root."""
         engine = EngineOptions(
             load_deadline_s=3600.0, read_deadline_s=60.0, hedge_share=0.0,
             load_or_compute=ChoiceOptions(mode=self._options.load_or_compute),
         )  # fmt: skip
-        if not self._roots:
-            return StoreConfig(host_bytes=2 * slot_bytes(self._namespace.block_bytes), engine=engine)
-        is_shared = self._group.role is Role.SHARED
-        places = [root / "pool" if is_shared else root / f"pool-{number}" for root in self._roots]
-        kind, options = "file", {
-            "roots": [{"path": str(place)} for place in places],
-            "capacity_bytes": 2**50,
-            "name": _TIER,
-            "shared": is_shared,
-            **self._options.file,
-        }  # fmt: skip
-        if self._group.limit_bytes_per_s is not None:
-            options = {
-                "tier": {"kind": kind, "options": options},
-                "read_bytes_per_s": self._group.limit_bytes_per_s,
-                "pipe": str(self._roots[0] / "line"),
-            }
-            kind = "forebay.bench.restore.throttled"
-        return StoreConfig(
-            host_bytes=self._options.host_bytes, tiers=(TierConfig(kind=kind, options=options),), engine=engine
-        )
+        tiers = self._pools.tiers(number, self._options.file)
+        host_bytes = self._options.host_bytes if tiers else 2 * slot_bytes(self._namespace.block_bytes)
+        return StoreConfig(host_bytes=host_bytes, tiers=tiers, engine=engine)
 
     def _keys_of(self, prompt: Prompt) -> tuple[BlockKey, ...]:
         if prompt not in self._keys:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 
 from forebay.bench.restore.options import GroupOptions
 from forebay.bench.restore.pagecache import files_below
+from forebay.bench.restore.pools import throttled_fact
 from forebay.bench.restore.results import Role
 from forebay.bench.restore.serving.accounts import cached_since, cached_so_far
 from forebay.bench.restore.serving.endpoint import Endpoint, Unanswered
@@ -142,11 +142,7 @@ class OpenAITarget:
             return
         self._await_settled()
         before_bytes = self._stored_bytes()
-        count = self._group.instances
-        mine = [[each.prompt for each in prompts if each.instance == number] for number in range(count)]
-        with ThreadPoolExecutor(count) as threads:
-            asked = sum(threads.map(self._populate, self._instances.endpoints, mine))
-        self._tokens_per_word = asked / max(1, sum(each.prompt.tokens for each in prompts))
+        self._compute(prompts)
         self._await_settled()
         if self._instances.roots and not self._kv_bytes_per_token:
             self._kv_bytes_per_token = self._measured(prompts, self._stored_bytes() - before_bytes)
@@ -214,9 +210,7 @@ class OpenAITarget:
         }
         if options.command:
             facts["command"] = " ".join(options.command)
-        if self._group.limit:
-            facts["throttled"] = f"reads are held to {self._group.limit} by software: the medium is emulated"
-        return facts
+        return facts | throttled_fact(self._group)
 
     def _ask(self, endpoint: Endpoint, path: str) -> bytes:
         try:
@@ -232,15 +226,20 @@ class OpenAITarget:
         prompt = Prompt((2**40 + self._warmups,), self._options.warmup_tokens, self._options.warmup_tokens, self._seed)
         self._succeed([self._exchange(endpoint, prompt, 2) for endpoint in self._instances.endpoints])
 
-    def _populate(self, endpoint: Endpoint, prompts: Sequence[Prompt]) -> int:
-        """Returns how many prompt tokens there were, as the server counts them."""
+    def _compute(self, prompts: Sequence[Populated]) -> None:
+        """A few of each instance at a time, all instances at once."""
         step, tokens = self._options.populate_in_flight, 0
-        for first in range(0, len(prompts), step):
-            some = prompts[first : first + step]
-            done = self._succeed([self._exchange(endpoint, prompt, 1) for prompt in some])
-            for prompt, completion in zip(some, done, strict=True):
+        mine = [[each.prompt for each in prompts if each.instance == n] for n in range(self._group.instances)]
+        for first in range(0, max(map(len, mine)), step):
+            some = [
+                (endpoint, prompt)
+                for endpoint, its in zip(self._instances.endpoints, mine, strict=True)
+                for prompt in its[first : first + step]
+            ]
+            done = self._succeed([self._exchange(endpoint, prompt, 1) for endpoint, prompt in some])
+            for (_, prompt), completion in zip(some, done, strict=True):
                 tokens += prompt.tokens if completion.prompt_tokens is None else completion.prompt_tokens
-        return tokens
+        self._tokens_per_word = tokens / max(1, sum(each.prompt.tokens for each in prompts))
 
     def _succeed(self, exchanges: Sequence[Exchange]) -> tuple[Completion, ...]:
         done = run_all(exchanges)
