@@ -86,6 +86,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Of each instance."""
     warmup_tokens: int = 64
     """Of a prompt that nobody asks again, sent to an instance that was just started or is asked for the first time."""
+    flush_tokens: int = 0
+    """Of a prompt that nobody asks again either, sent to each instance after a reset: what it stores on its way
+    pushes older blocks out of DRAM tiers that cannot be asked to forget."""
     settle_s: float = 2.0
     """The roots must not have grown for so long before all is taken as stored."""
     start_limit_s: float = 900.0
@@ -126,7 +129,7 @@ class OpenAITarget:
         self._model = options.model
         self._facts: dict[str, str] = {}
         self._kv_bytes_per_token = options.kv_bytes_per_token
-        self._warmups = 0
+        self._unasked = 0
         self._tokens_per_word = 1.0
         """Of text; measured where it is populated."""
 
@@ -137,7 +140,7 @@ class OpenAITarget:
         self._instances.start()
         self._find_model()
         self._facts = self._describe()
-        self._warm_up()
+        self._send_unasked(self._options.warmup_tokens)
         if self._group.role is Role.RECOMPUTE:
             return
         self._await_settled()
@@ -153,8 +156,10 @@ class OpenAITarget:
                 self._instances.stop()
             case Cold.RESET:
                 self._ready()
-                for endpoint in self._instances.endpoints:
-                    _reset(endpoint, self._options.reset_path)
+                self._reset()
+                if self._options.flush_tokens:
+                    self._send_unasked(self._options.flush_tokens)
+                    self._reset()
             case Cold.NONE:
                 pass
         self._ready()
@@ -188,7 +193,11 @@ class OpenAITarget:
 
     def _ready(self) -> None:
         if self._instances.start():
-            self._warm_up()
+            self._send_unasked(self._options.warmup_tokens)
+
+    def _reset(self) -> None:
+        for endpoint in self._instances.endpoints:
+            _reset(endpoint, self._options.reset_path)
 
     def _find_model(self) -> None:
         if not self._model:
@@ -218,12 +227,12 @@ class OpenAITarget:
         except Unanswered as error:
             raise ConfigError(f"group {self._group.name}: {error}: is the server up, and the address right?") from None
 
-    def _warm_up(self) -> None:
-        """Every instance once, so that what an engine does once is not in the measurement."""
-        if self._options.warmup_tokens < 1:
+    def _send_unasked(self, tokens: int) -> None:
+        """A prompt of its own to every instance, so that what an engine does once is not in the measurement."""
+        if tokens < 1:
             return
-        self._warmups += 1
-        prompt = Prompt((2**40 + self._warmups,), self._options.warmup_tokens, self._options.warmup_tokens, self._seed)
+        self._unasked += 1
+        prompt = Prompt((2**40 + self._unasked,), tokens, tokens, self._seed)
         self._succeed([self._exchange(endpoint, prompt, 2) for endpoint in self._instances.endpoints])
 
     def _compute(self, prompts: Sequence[Populated]) -> None:
@@ -437,5 +446,8 @@ def _check(options: Options, group: GroupOptions) -> None:
         path = getattr(options, field)
         if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
             raise ConfigError(f"group {name}: {field} must be a path such as /health, not {path[:80]!a}")
-    if not 0 <= options.kv_bytes_per_token < float("inf") or not 0 <= options.warmup_tokens <= 2**20:
-        raise ConfigError(f"group {name}: kv_bytes_per_token and warmup_tokens must be 0 or more")
+    if not 0 <= options.kv_bytes_per_token < float("inf"):
+        raise ConfigError(f"group {name}: kv_bytes_per_token must be 0 or more, not {options.kv_bytes_per_token}")
+    for field in ("warmup_tokens", "flush_tokens"):
+        if not 0 <= getattr(options, field) <= 2**24:
+            raise ConfigError(f"group {name}: {field} must be 0 or more, not {getattr(options, field)}")
