@@ -139,15 +139,22 @@ class BuiltinTarget:
             except BaseException:  # a signal, or one instance: the others are not waited for
                 self._is_ending.set()
                 raise
-        wanted = {key for each in questions for key in self._keys_of(each.prompt)[: self._stored_blocks(each)]}
+        is_shared = self._group.role is Role.SHARED
+        wanted = {
+            (0 if is_shared else each.instance, key)
+            for each in questions
+            for key in self._keys_of(each.prompt)[: self._stored_blocks(each)]
+        }
         return Wave(
             answers=tuple(answers[each.session] for each in questions),
             wanted_bytes=len(wanted) * self._namespace.block_bytes,
         )
 
     def close(self) -> None:
-        self.rest()
-        self._pools.close()
+        try:
+            self.rest()
+        finally:
+            self._pools.close()
 
     # ---- its parts
 

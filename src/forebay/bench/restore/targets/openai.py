@@ -7,7 +7,7 @@ cold is said by `cold`: a restart, the server's own reset, or nothing. Whether i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -286,20 +286,25 @@ class OpenAITarget:
         return sum(_length_bytes(path) for path in files_below(self._instances.roots))
 
     def _measured(self, prompts: Sequence[Populated], grown_bytes: int) -> float:
-        """KV bytes a token in the roots. Each prompt's own blocks are stored once by each instance."""
-        held: dict[tuple[int, int], float] = {}
-        is_shared = self._group.role is Role.SHARED
-        for each in prompts:
-            for block, tokens in self._tokens_by_block(each.prompt, each.prompt.tokens).items():
-                place = (0 if is_shared else each.instance, block)
-                held[place] = max(held.get(place, 0.0), tokens)
-        tokens = sum(held.values())
+        """KV bytes a token in the roots."""
+        tokens = self._tokens_in_pools((each.instance, each.prompt, each.prompt.tokens) for each in prompts)
         if grown_bytes <= 0 or not tokens:
             raise ConfigError(
                 f"group {self._group.name}: nothing new was stored in the roots: are they where the server stores? if "
                 "all was there before, give kv_bytes_per_token"
             )
         return grown_bytes / tokens
+
+    def _tokens_in_pools(self, stored: Iterable[tuple[int, Prompt, int]]) -> float:
+        """Of instances, prompts and their stored tokens: each block once in a pool, and once for each instance where
+        they share none."""
+        is_shared = self._group.role is Role.SHARED
+        held: dict[tuple[int, int], float] = {}
+        for instance, prompt, stored_tokens in stored:
+            for block, tokens in self._tokens_by_block(prompt, stored_tokens).items():
+                place = (0 if is_shared else instance, block)
+                held[place] = max(held.get(place, 0.0), tokens)
+        return sum(held.values())
 
     def _tokens_by_block(self, prompt: Prompt, stored_tokens: int) -> dict[int, float]:
         """Tokens that a restore can bring, in whole blocks of the engine, by the prompt's own blocks."""
@@ -319,11 +324,7 @@ class OpenAITarget:
     def _wanted_tokens(self, questions: Sequence[Question]) -> float:
         if self._group.role is Role.RECOMPUTE:
             return 0
-        wanted: dict[int, float] = {}
-        for each in questions:
-            for block, tokens in self._tokens_by_block(each.prompt, each.stored_tokens).items():
-                wanted[block] = max(wanted.get(block, 0.0), tokens)
-        return sum(wanted.values())
+        return self._tokens_in_pools((each.instance, each.prompt, each.stored_tokens) for each in questions)
 
     def _answer(self, question: Question, completion: Completion, counted: Mapping[str, int] | None) -> Answer:
         """`counted`: cached tokens by place that the instance gave during the wave, by its own accounts."""
