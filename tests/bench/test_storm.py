@@ -26,6 +26,7 @@ from forebay.cli import cli
 from forebay.engine import Engine, EngineOptions
 from forebay.errors import ConfigError
 from forebay.events import Event, JobEnded, PrefetchEnded, PrefetchFate, Totals
+from forebay.flow import FlowOptions
 from forebay.keys import block_keys
 from forebay.types import BlockKey, DeviceBlock, JobKind, Request, Traffic
 
@@ -110,15 +111,16 @@ SLOW = msgspec.structs.replace(
 
 
 class Wave32:
-    """32 requests that all come 30 s from now, with or without a word beforehand."""
+    """32 requests that all come some time from now, with or without a word beforehand."""
 
-    def __init__(self, *, foreseen: bool) -> None:
+    def __init__(self, *, foreseen: bool, ahead_s: float = AHEAD_S, prefetch_share: float = 0.9) -> None:
         self.events: list[Event] = []
         self.totals = Totals()
         keys = model_keys(WAKERS, WAKER_BLOCKS)
-        world = model_world(SLOW, keys, self._note)
+        options = msgspec.structs.replace(SLOW.engine, flow=FlowOptions(prefetch_share=prefetch_share))
+        world = model_world(msgspec.structs.replace(SLOW, engine=options), keys, self._note)
         self.engine, now_ns = world.engine, world.executor.now_ns
-        due_ns = now_ns() + int(AHEAD_S * 1e9)
+        due_ns = now_ns() + int(ahead_s * 1e9)
         if foreseen:
             for number, session in enumerate(keys):
                 assert self.engine.prefetch(Request(str(number), session), due_ns) == WAKER_BLOCKS
@@ -131,15 +133,15 @@ class Wave32:
         self.events.append(event)
         self.totals.add(event)
 
-    def peak_bytes_per_s(self, *kinds: Traffic) -> float:
-        """Most bytes that reads of these kinds brought within any 5 s that begin with the end of a job."""
+    def peak_bytes_per_s(self, *kinds: Traffic, span_ns: int = SPAN_NS) -> float:
+        """Most bytes that reads of these kinds brought within any span, of 5 s, that begins with the end of a job."""
         reads = [
             (event.at_ns, event.job.moved_bytes / MODEL_BLOCK_BYTES * BLOCK_BYTES)
             for event in self.events
             if isinstance(event, JobEnded) and event.job.kind is JobKind.READ and event.job.traffic in kinds
         ]
-        within = (sum(moved for at, moved in reads if begins < at <= begins + SPAN_NS) for begins, _ in reads)
-        return max(within, default=0.0) / (SPAN_NS / 1e9)
+        within = (sum(moved for at, moved in reads if begins < at <= begins + span_ns) for begins, _ in reads)
+        return max(within, default=0.0) / (span_ns / 1e9)
 
 
 def test_a_wave_that_was_foreseen_comes_from_memory_and_asks_nothing_of_the_device_when_it_breaks() -> None:
@@ -153,6 +155,16 @@ def test_a_wave_that_was_foreseen_comes_from_memory_and_asks_nothing_of_the_devi
     # the device itself is as busy as prefetches may make it, only earlier
     peak_share = foreseen.peak_bytes_per_s(Traffic.DEMAND, Traffic.PREFETCH) / full_bytes_per_s
     assert 0.75 < peak_share < 1.05
+
+
+def test_told_early_enough_a_wave_takes_a_third_of_the_device_at_its_peak() -> None:
+    """25 s of work within 30 s cannot take less than 83 % of the device; within 110 s it can take a quarter."""
+    early = Wave32(foreseen=True, ahead_s=110.0, prefetch_share=0.25)
+    assert max(early.ttft_s) < 0.01
+    assert early.totals.prefetches == {PrefetchFate.USED: WAKERS}
+    assert early.peak_bytes_per_s(Traffic.DEMAND) == 0
+    peak_bytes_per_s = early.peak_bytes_per_s(Traffic.PREFETCH, span_ns=2 * SPAN_NS)  # a session is read in one go
+    assert 3 * peak_bytes_per_s <= SLOW.bytes_per_s
 
 
 # --- one block, one read
