@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fake_openai import BLOCK_BYTES, Server
 
 from forebay.assemble import Named, open_workload
@@ -24,6 +26,7 @@ from forebay.bench.restore.serving import keeper
 from forebay.bench.restore.serving.accounts import cached_since, cached_so_far
 from forebay.bench.restore.serving.endpoint import Endpoint
 from forebay.bench.restore.sessions import Sessions, returning, sessions_for
+from forebay.cli import cli
 from forebay.errors import ConfigError
 
 FAKE = Path(__file__).with_name("fake_openai.py")
@@ -326,3 +329,43 @@ def test_counters_of_vllm_and_sglang(serve: Any) -> None:
     assert cached_since(before, cached_so_far(endpoint)) == {"disk": 64}
     assert cached_since(before, None) is None
     assert cached_so_far(Endpoint("127.0.0.1", 1)) is None
+
+
+def test_a_signed_bundle_verifies_until_one_byte_is_changed(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "plan.toml").write_text(
+        PLAN.format(command=json.dumps([*COMMAND, "{pool}"]), root=tmp_path / "pool", settle_s=0.01)
+    )
+    bundle, key = tmp_path / "evidence.zip", tmp_path / "key"
+    call = CliRunner().invoke
+    assert call(cli, ["bundle", "keygen", str(key)]).exit_code == 0
+    command = ["bench", "restore", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--key", str(key)]
+    assert "--key signs a bundle" in str(call(cli, command).exception)
+    ran = call(cli, [*command, "--bundle", str(bundle)])
+    assert ran.exit_code in (0, 3), ran.output
+    verify = ["bundle", "verify", str(bundle), "--key", f"{key}.pub"]
+    assert call(cli, verify, standalone_mode=False).return_value == 0
+    whole = bytearray(bundle.read_bytes())
+    with zipfile.ZipFile(bundle) as found:
+        assert {"plan.toml", "restore.json", "requests.jsonl", "restore.svg"} <= set(found.namelist())
+        place = found.getinfo("restore.json").header_offset + 1000
+    whole[place] ^= 1
+    bundle.write_bytes(whole)
+    assert call(cli, verify, standalone_mode=False).return_value == 1
+
+
+PLAN = """
+concurrency = [2]
+rounds = 1
+[workload]
+kind = "cold"
+options = {{ sessions = 2, prefix_tokens = 256, question_tokens = 8, output_tokens = 2 }}
+[[group]]
+name = "pool"
+role = "candidate"
+target = "openai"
+roots = ["{root}"]
+options = {{ command = {command}, settle_s = {settle_s}, warmup_tokens = 0 }}
+"""

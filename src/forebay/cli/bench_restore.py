@@ -8,11 +8,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from forebay.bench.bundle import read_private_key, sign_bundle, write_bundle
 from forebay.bench.restore import report, run
 from forebay.bench.restore.options import read_options
 from forebay.cli.output import foreign
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
+
+_PLAN_NAME = "plan.toml"
 
 
 @click.command("restore")
@@ -21,7 +24,9 @@ from forebay.errors import ConfigError
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path(), help="Directory for the files of the result. [.]"
 )
-def bench_restore(plan: Path, as_json: bool, out: Path) -> int:
+@click.option("--bundle", type=click.Path(path_type=Path), help="Zip file for plan, record, requests and picture.")
+@click.option("--key", type=click.Path(path_type=Path), help="Sign it with this key, of `forebay bundle keygen`.")
+def bench_restore(plan: Path, as_json: bool, out: Path, bundle: Path | None, key: Path | None) -> int:
     """Restore cold sessions, many at once, and compare where they come from.
 
     PLAN is a TOML file with the groups to compare: what each asks (an emulated accelerator, a server, the built-in
@@ -35,6 +40,11 @@ def bench_restore(plan: Path, as_json: bool, out: Path) -> int:
     options = read_options(plan)
     if not out.is_dir():
         raise ConfigError(f"--out: {out} is not a directory: make it first, or name another one")
+    if bundle is not None and (bundle.is_dir() or not bundle.parent.is_dir()):
+        raise ConfigError(f"--bundle: {bundle} is no place for a file: name one in a directory that is there")
+    if key is not None and bundle is None:
+        raise ConfigError("--key signs a bundle: give --bundle, too")
+    signing_key = read_private_key(key) if key is not None else None
     with terminable(), show_progress(run.steps(options)) as progress:
         record = run.run_restore(options, command=("forebay", *sys.argv[1:]), progress=progress)
     if as_json:
@@ -42,5 +52,11 @@ def bench_restore(plan: Path, as_json: bool, out: Path) -> int:
     else:
         report.print_record(record, Console())
     written = report.write_files(record, out)
+    if bundle is not None:
+        files = {path.name: path for path in written} | {_PLAN_NAME: plan}
+        write_bundle(bundle, files, title=record.title, created=record.created)
+        if signing_key is not None:
+            sign_bundle(bundle, signing_key)
+        written = (*written, bundle)
     click.echo(foreign(f"wrote {', '.join(str(path) for path in written)}"), err=True)
     return report.exit_code(record)
