@@ -85,7 +85,7 @@ def test_ratios_are_taken_round_by_round_to_the_control_with_the_best_median() -
     ]
     [found] = compare(passes, "threads")
     assert (found.best_control, found.to_best_control, found.lowest, found.highest) == ("threads", 0.5, 0.5, 0.5)
-    assert (found.busy_to_idle, found.threads_busy_to_idle) == (0.5, None)
+    assert (found.to_threads, found.busy_to_idle, found.threads_busy_to_idle) == (0.5, 0.5, None)
     assert found.gb_per_s == 0.5
     assert [each.gb_per_s for each in summarize(passes)] == [0.5, 1.0, 1 / 9, 0.25]
 
@@ -141,7 +141,7 @@ def test_what_fio_is_told_and_what_it_says() -> None:
     assert found.core_s == pytest.approx(4 * 0.5 * 0.1)  # four threads
     assert parse(REPORT, fio_job(FioEngine.LIBAIO)).core_s == pytest.approx(0.5 * 0.1)
     told = arguments(fio_job(FioEngine.PSYNC))
-    assert {"--numjobs=4", "--iodepth=1", "--io_size=12288", "--filename=/a/x:/b/x"} <= set(told)
+    assert {"--numjobs=4", "--iodepth=1", "--io_size=49152", "--filename=/a/x:/b/x"} <= set(told)
     told = arguments(fio_job(FioEngine.IO_URING, Direction.WRITES))
     assert {"--numjobs=1", "--iodepth=4", "--nrfiles=10", "--directory=/a/x:/b/x"} <= set(told)
     for text in ("", "{}", '{"jobs": [{}]}'):

@@ -18,7 +18,8 @@ from forebay.bench.units import NOTHING, bytes_text, encodable, harmless, second
 
 _INVALID_EXIT = 3
 _HEADS = (
-    "block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "core-s\n/GB", "control's", "p50", "p99",
+    "block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "to\nthreads", "core-s\n/GB", "control's",
+    "p50", "p99",
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def notes(record: Record) -> list[str]:
         f"reads by {record.reads_by}; writes by {record.writes_by}",
         f"a checksum of memory alone takes {record.checksum_core_s_per_gb:.3f} core-s/GB here; the controls have none",
         f"controls: plain threads, {record.fio}; huge-page buffers",
+        "the threads use the tier's slots; fio has as many buffers as blocks in flight, which caches may hold",
     ]
     if Direction.READS in record.options.directions:
         wanted_bytes, read = record.evidence.wanted_bytes, record.evidence.read
@@ -97,6 +99,7 @@ def _row(comparison: Comparison, tier: Summary, control: Summary) -> tuple[str, 
         f"{control.gb_per_s:.2f}",
         control.contestant,
         f"{comparison.to_best_control:.2f}",
+        f"{comparison.to_threads:.2f}",
         f"{tier.core_s_per_gb:.3f}",
         f"{control.core_s_per_gb:.3f}",
         seconds_text(tier.p50_s),

@@ -81,6 +81,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     to_best_control: float
     lowest: float
     highest: float
+    to_threads: float
+    """To plain threads, which use the same memory as the tier: fio has as many buffers as blocks in flight, which may
+    stay in the processor's cache."""
     busy_to_idle: float | None = None
     """The tier beside a busy Python thread, to the tier in an idle process."""
     threads_busy_to_idle: float | None = None
@@ -152,6 +155,7 @@ def compare(passes: Sequence[Pass], threads: str) -> tuple[Comparison, ...]:
                 to_best_control=statistics.median(ratios),
                 lowest=min(ratios),
                 highest=max(ratios),
+                to_threads=statistics.median(_ratios(rates[cell, TIER, Load.IDLE], rates[cell, threads, Load.IDLE])),
                 busy_to_idle=_busy_to_idle(rates, cell, TIER),
                 threads_busy_to_idle=_busy_to_idle(rates, cell, threads),
             )
