@@ -1,5 +1,6 @@
 """The report: the record's figures in two languages, well-formed, self-contained, and safe whatever a record says."""
 
+import pkgutil
 import random
 import re
 import string
@@ -28,6 +29,7 @@ from forebay.bench.report.charts import MOST_POINTS, Scale, staircase, thinned
 from forebay.bench.report.history import MOST_INTERVALS, History, history_of
 from forebay.bench.report.page import Records, render_report
 from forebay.bench.report.texts import Language, Text
+from forebay.bench.restore import targets
 from forebay.bench.restore.results import BandwidthSample, RestoreRecord, Role
 from forebay.cli import run
 from forebay.errors import ConfigError
@@ -106,6 +108,9 @@ def test_every_value_that_a_record_can_have_is_translated() -> None:
     ):  # fmt: skip
         assert set(found) == set(kinds)
     assert set(texts.ENVIRONMENT_FIELDS) == set(Environment.__struct_fields__)
+    assert set(texts.TARGETS) == {each.name for each in pkgutil.iter_modules(targets.__path__)}
+    found = {each.name for each in pkgutil.iter_modules(forebay.bench.gates.__path__)}
+    assert set(texts.GATE_NAMES) == {name.partition("_")[0] for name in found if re.match(r"g\d", name)}
 
 
 def test_every_check_that_a_gate_makes_is_translated() -> None:
