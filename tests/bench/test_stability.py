@@ -249,9 +249,9 @@ def plan_file(folder: Path, **changed: object) -> Path:
     for root in roots:
         root.mkdir(parents=True)
     options = {
-        "roots": [str(root) for root in roots], "duration_s": 15.0, "block_bytes": 65536, "capacity_bytes": 20_000_000,
+        "roots": [str(root) for root in roots], "duration_s": 18.0, "block_bytes": 65536, "capacity_bytes": 20_000_000,
         "host_bytes": 4_194_304, "prompt_blocks": 8, "requests_per_s": 20, "warmup_s": 1.5, "window_s": 3.0,
-        "fault_every_s": 1.6, "fault_for_s": 1.0, "settle_s": 0.5, "slow_s": 0.05, "rest_s": 0.3, "look_s": 0.3,
+        "fault_every_s": 1.6, "fault_for_s": 1.0, "settle_s": 1.5, "slow_s": 0.05, "rest_s": 0.3, "look_s": 0.3,
         **changed,
     }  # fmt: skip
     text = 'title = "compressed"\n[[gate]]\nkind = "g4_stability"\n[gate.options]\n'

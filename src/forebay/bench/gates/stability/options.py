@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fault_every_s: float = 1800.0
     fault_for_s: float = 60.0
     settle_s: float = 60.0
-    """After a fault, until latencies count again."""
+    """After a fault, until latencies count again, and until a pool whose lost root is back has room for its blocks."""
     slow_s: float = 0.2
     warmup_s: float = 600.0
     """After a worker's start, until its memory and descriptors are what later ones are compared with."""
