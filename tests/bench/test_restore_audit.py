@@ -13,7 +13,7 @@ import restore_kit
 
 from forebay.assemble import Named
 from forebay.bench.evidence import Kernel, Medium, ReadCounts, Validity
-from forebay.bench.restore.audit import broken_claims
+from forebay.bench.restore.audit import broken_claims, notes
 from forebay.bench.restore.host import Host, Reading
 from forebay.bench.restore.options import GroupOptions, Limits, RestoreOptions
 from forebay.bench.restore.pagecache import files_below
@@ -245,6 +245,15 @@ def test_one_bad_wave_is_enough(changes: dict[str, object], reason: str) -> None
 )
 def test_what_is_stored_has_to_be_on_a_disk_and_to_be_read_from_it(changes: dict[str, object], reason: str) -> None:
     assert reason in claims(groups=spoilt_group(**changes))
+
+
+def test_limits_that_were_relaxed_are_said() -> None:
+    assert list(notes((), (), Limits(), virtual_machine=False)) == []
+    lax = Limits(control_drift=0.5, rounds=2, compressed_share=0.9, resident_share=0.0)
+    assert list(notes((), (), lax, virtual_machine=False)) == [
+        "The limit control_drift was laxer than usual: 0.5, and not 0.1.",
+        "The limit rounds was laxer than usual: 2, and not 3.",
+    ]
 
 
 def test_shared_prefixes_may_come_from_a_read_for_another_request() -> None:

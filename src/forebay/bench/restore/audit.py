@@ -12,7 +12,7 @@ from itertools import groupby
 
 from forebay.bench.evidence import Evidence
 from forebay.bench.restore.metrics import round_p50s
-from forebay.bench.restore.options import Limits
+from forebay.bench.restore.options import Limits, relaxed
 from forebay.bench.restore.results import Group, RequestRecord, Role, WaveRecord
 from forebay.bench.units import bytes_text
 
@@ -226,14 +226,16 @@ def _counted(reasons: Sequence[str], waves: int) -> Iterator[str]:
 
 
 def notes(
-    groups: Sequence[Group], tokens_differ: Sequence[str], *, virtual_machine: bool
-) -> Iterator[str]:  # fmt: skip
+    groups: Sequence[Group], tokens_differ: Sequence[str], limits: Limits, *, virtual_machine: bool
+) -> Iterator[str]:
     """What a reader might not see."""
     for pair in tokens_differ:
         yield f"Outputs differ between {pair}."
     for group in groups:
         if "throttled" in group.facts:
             yield f"{group.name}: {group.facts['throttled']}."
+    for name, value in relaxed(limits).items():
+        yield f"The limit {name} was laxer than usual: {value:g}, and not {getattr(Limits(), name):g}."
     if virtual_machine:
         yield (
             "This is a virtual machine: reads were physical as far as its own kernel goes; the host beneath may have "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,11 +126,33 @@ def check_options(options: RestoreOptions) -> None:
         )
     if not 0.01 <= options.sample_s <= 10:
         raise ConfigError(f"sample_s must be from 0.01 to 10, not {options.sample_s}")
+    _check_limits(options.limits)
     for group in options.group:
         _check_group(group)
     names = [group.name for group in options.group]
     if len(set(names)) < len(names):
         raise ConfigError("two groups have one name: give each its own")
+
+
+def _check_limits(limits: Limits) -> None:
+    """What is no number would be a limit that nothing exceeds."""
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"limits: {name} must be a number, 0 or more, not {value}")
+    if limits.rounds < 1:
+        raise ConfigError(f"limits: rounds must be 1 or more, not {limits.rounds}")
+
+
+def relaxed(limits: Limits) -> dict[str, float]:
+    """Those that allow more than the usual ones do, which are the defaults."""
+    usual, lower_is_laxer = Limits(), ("rounds", "compressed_share")
+    return {
+        name: value
+        for name in limits.__struct_fields__
+        for value in (getattr(limits, name),)
+        if (value < getattr(usual, name) if name in lower_is_laxer else value > getattr(usual, name))
+    }
 
 
 def _check_group(group: GroupOptions) -> None:

@@ -247,7 +247,7 @@ class _Bench:
             verdict=Verdict.of(
                 audit.broken_claims(groups, self._requests, self._waves, options.concurrency, options.limits)
             ),
-            notes=tuple(audit.notes(groups, differ, virtual_machine=environment.virtual_machine)),
+            notes=tuple(audit.notes(groups, differ, options.limits, virtual_machine=environment.virtual_machine)),
             workload=workload.name,
             groups=groups,
             cells=tuple(
