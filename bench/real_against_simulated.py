@@ -32,7 +32,6 @@ from typing import Any
 import msgspec
 
 from forebay.bench.demo.options import DemoOptions
-from forebay.bench.demo.page import axis_end
 from forebay.bench.demo.results import Record as DemoRecord
 from forebay.bench.demo.results import Way
 from forebay.bench.demo.run import run_demo
@@ -43,6 +42,7 @@ from forebay.bench.io.fio import FioFound
 from forebay.bench.io.options import Direction, IoOptions
 from forebay.bench.io.results import curve_of
 from forebay.bench.io.run import run_bench
+from forebay.bench.markup import axis_end
 from forebay.bench.storm.options import StormOptions, session_blocks
 from forebay.bench.storm.results import LABELS, percentile
 from forebay.bench.storm.run import run_storms

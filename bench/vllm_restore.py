@@ -33,8 +33,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from forebay.bench.demo.page import axis_end
 from forebay.bench.environment import describe_environment
+from forebay.bench.markup import axis_end
 from forebay.testing.small_models import RESTORE, save_model
 from vllm_engine import BLOCK_TOKENS, Answer, EngineProcess, Task, drop_page_cache
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forebay.bench.demo.page import axis_end
+from forebay.bench.markup import axis_end
 from forebay.testing.small_models import TELLING, save_model, save_tokenizer
 from forebay.testing.vllm_server import bench_serve, serving
 
