@@ -14,10 +14,10 @@ from forebay.bench.restore.sessions import returning, sessions_for
 from forebay.testing.small_models import TELLING, save_tokenizer
 from forebay.testing.vllm_server import serving
 
-BLOCK_TOKENS, PREFIX_TOKENS, SESSIONS = 32, 640, 3
-RATE_BYTES_PER_S = 4_000_000
+BLOCK_TOKENS, PREFIX_TOKENS, SESSIONS = 32, 768, 6
+HOST_BYTES, RATE_BYTES_PER_S = 2_000_000, 4_000_000
 STORE = """
-host_bytes = 2_000_000
+host_bytes = {host}
 engine = {{ probe_deadline_s = 2.0 }}
 [[tiers]]
 kind = "forebay.bench.restore.throttled"
@@ -34,7 +34,7 @@ def test_cold_sessions_are_restored_as_they_would_be_computed(make_model: object
     make_model(path=model)  # type: ignore[operator]
     save_tokenizer(model, TELLING)
     pool.mkdir()
-    store.write_text(STORE.format(rate=RATE_BYTES_PER_S, pool=pool))
+    store.write_text(STORE.format(host=HOST_BYTES, rate=RATE_BYTES_PER_S, pool=pool))
     connector = {
         "kv_connector": "ForebayConnector", "kv_connector_module_path": "forebay.connectors.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
@@ -72,7 +72,7 @@ def check(url: str, pool: Path) -> None:
         assert (answer.stored_tokens, answer.hit_tokens, answer.hit_source) == (PREFIX_TOKENS, PREFIX_TOKENS, "file")
     assert restored.wanted_bytes > SESSIONS * PREFIX_TOKENS * 1024  # float32, K and V, 2 layers of 2 heads of 32
     took_s = (max(a.ended_ns for a in restored.answers) - min(a.sent_ns for a in restored.answers)) / 1e9
-    assert took_s > 0.9 * SESSIONS * PREFIX_TOKENS * 1024 / RATE_BYTES_PER_S
+    assert took_s > 0.9 * (SESSIONS * PREFIX_TOKENS * 1024 - HOST_BYTES) / RATE_BYTES_PER_S  # the rest may be in DRAM
 
     warm = candidate.wave(sessions.questions)
     assert {answer.hit_source for answer in warm.answers} == {"device"}
