@@ -217,9 +217,9 @@ def ordered_flow(facts: Facts) -> Iterator[Finding]:
         basis = "measured p50 times that" if cell.measured_p50_s is not None else "simulated"
         yield Finding(
             rule="ordered flow",
-            text=f"{candidate.name}, {cell.concurrency} sessions at once: in order, the p50 of TTFT is "
-            f"{1 - cell.ordered_p50_s / cell.ttft_p50_s:.0%} lower than with even sharing, and the p99 "
-            f"{cell.ordered_p99_s / cell.ttft_p99_s - 1:+.1%}: {cell.best_p50_s:.1f} s become "
+            text=f"{candidate.name}, {cell.concurrency} sessions at once: in order, with steps that go on, the "
+            f"p50 of TTFT is {1 - cell.ordered_p50_s / cell.ttft_p50_s:.0%} lower than shared evenly with steps that "
+            f"wait, and the p99 {cell.ordered_p99_s / cell.ttft_p99_s - 1:+.1%}: {cell.best_p50_s:.1f} s become "
             f"{implied:.1f} s ({basis}). It costs nothing.",
             source="The Fair Sojourn Protocol (Friedman and Henderson, 2003), as forebay.fairness has it, under "
             "virtual time",
