@@ -320,6 +320,30 @@ MUTANTS = (
         "known = everywhere",
         ("tests/bench/test_restore_sessions.py",),
     ),
+    Mutant(
+        "half-an-answer-is-a-whole-one", "bench/restore/serving/exchange.py",
+        'return self._objection() if self._heard.has_finished else "the stream ended before the answer did"',
+        "return self._objection()",
+        ("tests/bench/test_restore_exchange.py",),
+    ),
+    Mutant(
+        "orphans-outlive-the-benchmark", "bench/restore/serving/keeper.py",
+        "    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of this process\n",
+        "",
+        ("tests/bench/test_restore_openai.py",),
+    ),
+    Mutant(
+        "device-memory-is-cold", "bench/restore/targets/openai.py",
+        "{COLD if place in self._options.cold_sources else place for place in places}",
+        "{COLD for place in places}",
+        ("tests/bench/test_restore_openai.py",),
+    ),
+    Mutant(
+        "builtin-recompute-reuses", "bench/restore/targets/builtin.py",
+        "reuse=reuse.OFF if is_recomputed else reuse.ON",
+        "reuse=reuse.ON",
+        ("tests/bench/test_restore_builtin.py",),
+    ),
 )  # fmt: skip
 
 
