@@ -2,9 +2,10 @@
 
     python bench/pool_soak.py ROOT... [--processes 8] [--seconds 60] [--json]
 
-The pool holds half of the keys, so that every process evicts all the time. Exits with 1 on a wrong byte, an exception,
-a pool above its capacity at any look, a leaked descriptor, slot, pin or temporary file, or a count that is not what the
-files occupy. Each process is a whole engine with its host pool, over the same roots. ROOT must be new or empty.
+The pool holds half of the keys, so that every process evicts all the time. Exits with 1 on a wrong byte, an exception, a
+pool above its capacity by more than a block a process at any look, a leaked descriptor, slot, pin or temporary file, or
+a count that is not what the files occupy. Each process is a whole engine with its host pool, over the same roots. ROOT
+must be new or empty.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Verdict:
     offered_blocks: int
     capacity_bytes: int
     most_bytes: int
-    """Of all looks at the directories."""
+    """Of all looks at the directories. A look takes a while: a block that goes and one that comes can both be in it."""
     looks: int
     files_bytes: int
     counted_bytes: int
@@ -185,7 +186,7 @@ def soak(roots: Sequence[str], processes: int, seconds: float) -> Verdict:
     counted_bytes = sum(stored.stored_bytes for stored in tiers["file"].scan())
     tiers["file"].close()
     files_bytes, capacity_bytes = block_lengths(roots), CAPACITY_BLOCKS * STORED_BYTES
-    if most_bytes > capacity_bytes:
+    if most_bytes > capacity_bytes + processes * STORED_BYTES:
         faults.append(f"{most_bytes} bytes in a pool of {capacity_bytes}")
     if counted_bytes != files_bytes:
         faults.append(f"{counted_bytes} bytes are counted and the files have {files_bytes}")
