@@ -2,10 +2,10 @@
 
     python bench/pool_soak.py ROOT... [--processes 8] [--seconds 60] [--json]
 
-The pool holds half of the keys, so that every process evicts all the time. Exits with 1 on a wrong byte, an exception, a
-pool above its capacity by more than a block a process at any look, a leaked descriptor, slot, pin or temporary file, or
-a count that is not what the files occupy. Each process is a whole engine with its host pool, over the same roots. ROOT
-must be new or empty.
+The pool holds half of the keys, so that every process evicts all the time. Exits with 1 on a wrong byte, an
+exception, a pool above its capacity by more than a block a process at any look, a leaked descriptor, slot, pin or
+temporary file, or a count that is not what the files occupy. Each process is a whole engine with its host pool, over
+the same roots. ROOT must be new or empty.
 """
 
 from __future__ import annotations
