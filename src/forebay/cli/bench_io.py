@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from forebay.bench.io.options import Direction, IoOptions, Load
 from forebay.bench.io.report import encode_json, exit_code, print_report, write_files
 from forebay.bench.io.run import run_bench, steps
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import Bytes, show_progress, terminable
 from forebay.tiers.file import Io
 
@@ -76,6 +75,6 @@ def bench_io(
         if as_json:
             click.echo(encode_json(record), nl=False)
         else:
-            print_report(record, Console())
+            print_report(record, tables())
     click.echo(foreign(f"wrote {', '.join(map(str, files))}"), err=True)
     return exit_code(record)

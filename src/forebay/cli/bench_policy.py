@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from forebay.bench.policy.options import SEEDED, PolicyOptions
 from forebay.bench.policy.report import print_report, write_files
 from forebay.bench.policy.run import encode_json, run_bench, steps
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 
 _DEFAULTS = PolicyOptions()
@@ -97,6 +96,6 @@ def bench_policy(
         if as_json:
             click.echo(encode_json(record), nl=False)
         else:
-            print_report(record, Console())
+            print_report(record, tables())
     click.echo(foreign(f"wrote {files[0]} and {files[1]}"), err=True)
     return 0

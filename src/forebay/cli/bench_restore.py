@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from forebay.bench.bundle import read_private_key, sign_bundle, write_bundle
 from forebay.bench.restore import report, run
 from forebay.bench.restore.options import read_options
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
 
@@ -50,7 +49,7 @@ def bench_restore(plan: Path, as_json: bool, out: Path, bundle: Path | None, key
     if as_json:
         click.echo(report.encode_json(record), nl=False)
     else:
-        report.print_record(record, Console())
+        report.print_record(record, tables())
     written = report.write_files(record, out)
     if bundle is not None:
         files = {path.name: path for path in written} | {_PLAN_NAME: plan}

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from forebay.bench.storm import report, run, simulate
 from forebay.bench.storm.options import StormOptions, parse_mix
 from forebay.bench.units import bytes_text
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import Bytes, show_progress, terminable
 from forebay.errors import ConfigError
 
@@ -80,7 +79,7 @@ def bench_storm(roots: tuple[Path, ...], simulated: bool, as_json: bool, **given
         record = run.run_storms(options, command=("forebay", *sys.argv[1:]), progress=progress)
     _show(report.encode_json(record), as_json)
     if not as_json:
-        report.print_record(record, Console())
+        report.print_record(record, tables())
     _say_files(report.write_files(record, record.storms, options.out))
     return report.exit_code(record)
 
@@ -95,7 +94,7 @@ def _simulate(host_bytes: int, out: Path, as_json: bool, *, is_measured: bool) -
     _show(report.encode_json(cells), as_json)
     if not as_json:
         click.echo(f"host pool: {bytes_text(host_bytes)}")
-        report.print_implied(cells, Console())
+        report.print_implied(cells, tables())
     _say_files(report.write_files(cells, [cell.storm for cell in cells], out))
     return 1 if any(cell.storm.missed for cell in cells) else 0
 

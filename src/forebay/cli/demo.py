@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from forebay.bench.demo.options import DemoOptions
 from forebay.bench.demo.page import render_page
@@ -15,7 +14,7 @@ from forebay.bench.demo.report import encode_json, exit_code, print_report, writ
 from forebay.bench.demo.results import Record
 from forebay.bench.demo.run import run_demo, steps
 from forebay.bench.units import seconds_text
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import Bytes, show_progress, terminable
 
 _DEFAULTS = DemoOptions()
@@ -87,4 +86,4 @@ def _show(record: Record, as_json: bool) -> None:
     if as_json:
         click.echo(encode_json(record), nl=False)
     else:
-        print_report(record, Console())
+        print_report(record, tables())

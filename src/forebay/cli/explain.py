@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from forebay.bench.choice.picture import decisions_svg
 from forebay.bench.units import seconds_text
-from forebay.cli.output import foreign, print_json
+from forebay.cli.output import foreign, print_json, tables
 from forebay.errors import ConfigError
 from forebay.events import Alternative, ChoiceReason, Chosen
 from forebay.journal import read_choices
@@ -46,7 +45,7 @@ def explain(events: Path, request: str | None, svg: Path | None, as_json: bool) 
         return 0 if chosen else 1
     for each in chosen:
         click.echo(in_words(each))
-    Console().print(_summary(chosen))
+    tables().print(_summary(chosen))
     return 0 if chosen else 1
 
 

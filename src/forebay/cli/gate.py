@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from forebay.bench.bundle import BundleUnsound, read_private_key, sign_bundle, verify_bundle, write_bundle
 from forebay.bench.bundle.keys import SigningKey
@@ -17,7 +16,7 @@ from forebay.bench.gates.run import evidence_files, run_plan, steps
 from forebay.bench.gates.verdicts import GatesRecord
 from forebay.bench.report.page import render_report
 from forebay.bench.report.reading import records_of_run
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
 
@@ -55,7 +54,7 @@ def run_gates(plan_path: Path, out: Path | None, key: Path | None, as_json: bool
         if as_json:
             click.echo(encode_json(record), nl=False)
         else:
-            print_report(record, Console())
+            print_report(record, tables())
     click.echo(foreign(f"wrote {page} and {bundle}"), err=True)
     return exit_code(record)
 

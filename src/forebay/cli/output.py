@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 
 from forebay.bench.units import encodable, harmless
 
+_FILE_COLUMNS = 120
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def tables() -> Console:
+    """Standard output for tables: as wide as the terminal, or as a file or pipe may well be."""
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=_FILE_COLUMNS)
 
 
 def gib(quantity_bytes: float) -> str:

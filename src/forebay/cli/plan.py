@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.planning.options import read_plan
 from forebay.planning.plan import make_plan, steps
@@ -40,6 +39,6 @@ def plan(file: Path, out: Path, as_json: bool) -> int:
         if as_json:
             click.echo(encode_json(made).decode(), nl=False)
         else:
-            print_plan(made, Console())
+            print_plan(made, tables())
     click.echo(foreign(f"wrote {files[0]} and {files[1]}"), err=True)
     return 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from forebay.bench.calibration import report
 from forebay.bench.calibration.hypotheses import asides, hypothesis_steps, try_hypotheses
 from forebay.bench.calibration.validate import steps, validate
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.cli.sim_replay import sim_replay
 from forebay.errors import ConfigError
@@ -44,7 +43,7 @@ def sim_validate(is_thorough: bool, as_json: bool, out: Path) -> int:
     if as_json:
         click.echo(report.encode_json(found), nl=False)
     else:
-        report.print_report(found, Console())
+        report.print_report(found, tables())
     files = report.write_files(found, out)
     click.echo(foreign(f"wrote {files[0]} and {files[1]}"), err=True)
     return 0 if found.validation.is_met else 1

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from forebay.bench.replay import report
 from forebay.bench.replay.options import ReplayOptions, parse_sizes
 from forebay.bench.replay.run import run_replays, steps
 from forebay.choice import LoadOrCompute
-from forebay.cli.output import foreign
+from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
 from forebay.fairness import Order
@@ -81,7 +80,7 @@ def sim_replay(as_json: bool, order: str, load_or_compute: str, **given: Any) ->
     if as_json:
         click.echo(report.encode_json(record), nl=False)
     else:
-        report.print_report(record, Console())
+        report.print_report(record, tables())
     files = report.write_files(record, options.out)
     click.echo(foreign(f"wrote {files[0]} and {files[1]}"), err=True)
     return 0

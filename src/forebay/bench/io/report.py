@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,14 +14,10 @@ from rich.text import Text
 from forebay.bench.evidence import Validity
 from forebay.bench.io.options import Direction, Load
 from forebay.bench.io.plot import draw
-from forebay.bench.io.results import TIER, Comparison, Record, Summary, block_text, curve_of
+from forebay.bench.io.results import TIER, Comparison, Record, block_text, curve_of
 from forebay.bench.units import NOTHING, bytes_text, encodable, harmless, seconds_text
 
 _INVALID_EXIT = 3
-_HEADS = (
-    "block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "to\nthreads", "core-s\n/GB", "control's",
-    "p50", "p99",
-)  # fmt: skip
 
 
 def exit_code(record: Record) -> int:
@@ -46,7 +43,8 @@ def write_files(record: Record) -> tuple[Path, ...]:
 def print_report(record: Record, console: Console) -> None:
     for direction in record.options.directions:
         chosen = [each for each in record.comparisons if each.cell.direction is direction]
-        console.print(_table(record, direction, chosen))
+        console.print(_rates(record, direction, chosen))
+        console.print(_costs(record, direction, chosen))
     for line in notes(record):
         console.print(Text(harmless(line)))
 
@@ -75,36 +73,51 @@ def notes(record: Record) -> list[str]:
     return lines + [f"  because {reason}" for reason in verdict.reasons]
 
 
-def _table(record: Record, direction: Direction, comparisons: Sequence[Comparison]) -> Table:
+def _rates(record: Record, direction: Direction, comparisons: Sequence[Comparison]) -> Table:
     by_who = {(each.cell, each.contestant, each.load): each for each in record.summaries}
     is_busy = Load.BUSY in record.options.loads
-    table = Table(title=f"{direction.value}, GB/s", title_justify="left")
-    for head in _HEADS:
-        table.add_column(head, justify="left" if head == "which is" else "right", no_wrap=True)
-    for head in ("busy/\nidle", "threads'") if is_busy else ():
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("block", "in\nflight", TIER, "best\ncontrol", "which is", "ratio", "to\nthreads")
+    table = _table(f"{direction.value}, GB/s", (*heads, *(("busy/\nidle", "threads'") if is_busy else ())))
     for each in comparisons:
-        tier = by_who[each.cell, TIER, Load.IDLE]
-        control = by_who[each.cell, each.best_control, Load.IDLE]
-        busy = (_share(each.busy_to_idle), _share(each.threads_busy_to_idle)) if is_busy else ()
-        table.add_row(*_row(each, tier, control), *busy)
+        best = by_who[each.cell, each.best_control, Load.IDLE]
+        table.add_row(
+            *_cell(each),
+            f"{each.gb_per_s:.2f}",
+            f"{best.gb_per_s:.2f}",
+            best.contestant,
+            f"{each.to_best_control:.2f}",
+            f"{each.to_threads:.2f}",
+            *((_share(each.busy_to_idle), _share(each.threads_busy_to_idle)) if is_busy else ()),
+        )
     return table
 
 
-def _row(comparison: Comparison, tier: Summary, control: Summary) -> tuple[str, ...]:
-    return (
-        block_text(comparison.cell.block_bytes),
-        str(comparison.cell.depth),
-        f"{tier.gb_per_s:.2f}",
-        f"{control.gb_per_s:.2f}",
-        control.contestant,
-        f"{comparison.to_best_control:.2f}",
-        f"{comparison.to_threads:.2f}",
-        f"{tier.core_s_per_gb:.3f}",
-        f"{control.core_s_per_gb:.3f}",
-        seconds_text(tier.p50_s),
-        seconds_text(tier.p99_s),
+def _costs(record: Record, direction: Direction, comparisons: Sequence[Comparison]) -> Table:
+    by_who = {(each.cell, each.contestant, each.load): each for each in record.summaries}
+    heads = ("block", "in\nflight", "core-s/GB", "best\ncontrol's", "p50", "p99", "best\ncontrol's p50", "p99")
+    table = _table(f"{direction.value}, processor time and latency of a block", heads)
+    for each in comparisons:
+        tier, best = (by_who[each.cell, who, Load.IDLE] for who in (TIER, each.best_control))
+        table.add_row(
+            *_cell(each),
+            *(f"{who.core_s_per_gb:.3f}" for who in (tier, best)),
+            *(seconds_text(took_s) for who in (tier, best) for took_s in (who.p50_s, who.p99_s)),
+        )
+    return table
+
+
+def _table(title: str, heads: Sequence[str]) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True
     )
+    for head in heads:
+        table.add_column(head, justify="left" if head == "which is" else "right", no_wrap=True)
+    return table
+
+
+def _cell(comparison: Comparison) -> tuple[str, str]:
+    return block_text(comparison.cell.block_bytes), str(comparison.cell.depth)
 
 
 def _share(value: float | None) -> str:
