@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from native_kit import BLOCK_TOKENS, Tokens, engine, prompt, tier
+from pool_files import DAMAGES, block_files, stored_bytes
 
 B = BLOCK_TOKENS
 LENGTHS = (1, B - 1, B, 3 * B, 3 * B + 1, 3000)
@@ -51,10 +52,6 @@ def filled(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
         filler_answers = filler.answer(PROMPTS) + filler.answer(LONG)
         filler.flush()
     return Filled(model, pool, answers, long_answers, filler_answers)
-
-
-def block_files(pool: Path) -> list[Path]:
-    return sorted(pool.glob("*/??/*.kv"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: Path) -> None:
@@ -178,16 +175,16 @@ def test_other_salt_other_block_size_and_other_dtype_find_nothing(filled: Filled
 
 def test_capacity_holds_while_more_is_stored(filled: Filled, tmp_path: Path) -> None:
     pool, blocks = tmp_path / "pool", 24
-    stored_bytes = block_files(filled.pool)[0].stat().st_size
-    capacity_gib = blocks * stored_bytes / 2**30
+    block_bytes = block_files(filled.pool)[0].stat().st_size
+    capacity_gib = blocks * block_bytes / 2**30
     most_bytes: list[int] = []
     with engine(filled.model, tier(pool, capacity_gib=capacity_gib)) as small:
         for tokens, expected in zip(LONG, filled.long_answers, strict=True):
             assert small.answer([tokens]) == [expected]
             small.flush()
-            most_bytes.append(sum(path.stat().st_size for path in block_files(pool)))
+            most_bytes.append(stored_bytes(pool))
         assert small.metric("vllm:forebay_tier_dropped_blocks", reason="evicted") > 0
-    assert max(most_bytes) <= blocks * stored_bytes
+    assert max(most_bytes) <= blocks * block_bytes
     with engine(filled.model, tier(pool, capacity_gib=capacity_gib)) as restored:
         assert restored.answer(LONG[-1:]) == filled.long_answers[-1:]
         assert restored.hits == len(LONG[-1]) // B, "the last prompt stayed"
@@ -237,7 +234,8 @@ def test_random_schedules(filled: Filled, tmp_path: Path) -> None:
                     running.abort(given_up)
                     del sent[given_up]
                 if draw.random() < 0.2:
-                    damage(draw.choice(block_files(pool)), draw)
+                    with suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
+                        draw.choice(DAMAGES)(draw.choice(block_files(pool)))
             running.finish()
             assert {name: running.answers[name] for name in sent} == {
                 name: expected[choice] for name, choice in sent.items()
@@ -249,21 +247,6 @@ def test_random_schedules(filled: Filled, tmp_path: Path) -> None:
                 running.end_doubts()
         assert running.hits > 200, "blocks came from the pool"
         assert running.metric("vllm:forebay_tier_failed_blocks", kind="read", outcome="corrupt") > 0
-
-
-def damage(path: Path, draw: random.Random) -> None:
-    """Flip a byte, cut, or delete; it may have been set aside meanwhile, for an earlier damage."""
-    with suppress(FileNotFoundError):
-        match draw.randrange(3):
-            case 0:
-                whole = bytearray(path.read_bytes())
-                whole[len(whole) // 2] ^= 1
-                path.write_bytes(whole)
-            case 1:
-                with path.open("r+b") as opened:
-                    opened.truncate(path.stat().st_size // 2)
-            case _:
-                path.unlink()
 
 
 def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None:

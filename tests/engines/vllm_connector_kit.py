@@ -77,10 +77,6 @@ def save_model(family: str, path: Path) -> Path:
     return path
 
 
-def block_files(pool: Path) -> list[Path]:
-    return sorted(pool.glob("*/??/*.kv"), key=lambda path: path.stat().st_mtime_ns)
-
-
 def block_file(running: Engine, pool: Path, tokens: list[int], position: int) -> Path:
     """The file of a block of a prompt, found as the connector does: by vLLM's own hash of the prefix."""
     from vllm import SamplingParams
