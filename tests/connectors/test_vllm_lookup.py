@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from forebay.assemble import StoreConfig, open_tiers
 from forebay.connectors.vllm.lookup import Answer, Found, Lookup, Shard
 from forebay.errors import TierUnavailable
 from forebay.keys import derived_key
+from forebay.testing.schedule import NAMESPACE
 from forebay.tiers import memory
-from forebay.types import BlockKey
+from forebay.types import BlockKey, Happening
 
 BLOCK_BYTES = 64
 PREFIX = [bytes([i]) * 32 for i in range(200)]
@@ -167,3 +171,21 @@ def test_closing_does_not_wait_for_a_pool_that_hangs(
     world.lookup.close()
     assert ["1 lookups still hang" in record.getMessage() for record in caplog.records] == [True]
     world.tiers[0].open.set()
+
+
+def test_files_that_looking_finds_cut_are_counted_over_all_shards(tmp_path: Path) -> None:
+    shards: list[Shard] = []
+    for at, root in enumerate(ROOTS):
+        pool = tmp_path / f"pool-{at}"
+        store = StoreConfig.embedded([str(pool)], host_bytes=0, capacity_bytes=2**20, shared=True)
+        tiers = open_tiers(store, NAMESPACE)
+        keys = [derived_key(root, name) for name in PREFIX[:3]]
+        tiers["file"].write(keys, [memoryview(bytearray(NAMESPACE.block_bytes))] * len(keys))
+        (file,) = pool.glob(f"*/??/{keys[1].hex()}.kv")
+        os.truncate(file, 100)
+        shards.append(Shard(root, tiers))
+    world = World()
+    world.lookup = Lookup(shards, deadline_s=60.0)
+    assert world.ask(PREFIX[:3]) == Answer(1, Found.MISSING)
+    assert world.lookup.happened() == {Happening("file", "0", "wrong-length"): 2}
+    world.lookup.close()

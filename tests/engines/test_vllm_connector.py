@@ -128,14 +128,18 @@ class TestOneEngine:
         assert running.answer([tokens]) == expected
         running.make_cold()
         file = block_file(running, pool, tokens, 5)
-        sound = file.read_bytes()
+        sound, kinds = file.read_bytes(), ("payload-checksum", "wrong-length")
         DAMAGES[case](file)
-        with running.growth("hit_blocks", "recomputed_blocks", "failed_blocks") as grown:
+        found = {kind: running.metric("tier_events", kind=kind) for kind in kinds}
+        counted = ("hit_blocks", "missed_blocks", "recomputed_blocks", "failed_blocks")
+        with running.growth(*counted) as grown:
             assert running.answer([tokens]) == expected
+        found = {kind: running.metric("tier_events", kind=kind) - before for kind, before in found.items()}
         if DAMAGES[case] is flip_a_byte:  # found only by reading it
-            assert grown == {"hit_blocks": 10, "recomputed_blocks": 5, "failed_blocks": 1}
+            assert grown == dict(zip(counted, (10, 0, 5, 1), strict=True))
         else:
-            assert grown == {"hit_blocks": 5, "recomputed_blocks": 0, "failed_blocks": 0}
+            assert grown == dict(zip(counted, (5, 5, 0, 0), strict=True))
+        assert found == {kind: damage is DAMAGES[case] for kind, damage in zip(kinds, DAMAGES, strict=False)}
         running.make_cold()
         assert file.read_bytes()[-1000:] == sound[-1000:], "stored again, as it was"
         running.end_doubts()
@@ -169,6 +173,8 @@ class TestOneEngine:
 
     def test_random_schedules(self, filled: Filled, running: Engine, pool: Path) -> None:
         """Requests that share prefixes come, go and are aborted, while blocks are damaged and devices forget."""
+        counted = ("hit_blocks", "loads", "failed_blocks")
+        before = {name: running.metric(name) for name in counted}
         for seed in range(200):
             draw = random.Random(seed)
             sent: dict[str, int] = {}
@@ -193,6 +199,10 @@ class TestOneEngine:
             if draw.random() < 0.7:
                 running.make_cold()
                 running.end_doubts()
+        grown = {name: running.metric(name) - before[name] for name in counted}
+        assert grown["hit_blocks"] > 500, "blocks came from the pool"
+        assert grown["loads"] > 100
+        assert grown["failed_blocks"] > 0, "damage was met by loads"
 
 
 def test_a_pool_that_vanishes_under_load_costs_recomputes_and_comes_back(filled: Filled, tmp_path: Path) -> None:
@@ -209,6 +219,7 @@ def test_a_pool_that_vanishes_under_load_costs_recomputes_and_comes_back(filled:
             assert running.answer(PROMPTS) == filled.answers
         assert grown["hit_blocks"] == 0
         assert grown["missed_blocks"] > 0
+        assert running.metric("tier_events", kind="vanished") > 0
         running.check_at_rest()
         assert not pool.exists(), "no new pool appears where the old one was mounted"
         (tmp_path / "away").rename(pool)
@@ -217,6 +228,12 @@ def test_a_pool_that_vanishes_under_load_costs_recomputes_and_comes_back(filled:
         with running.growth("hit_blocks", "recomputed_blocks") as grown:
             assert running.answer(PROMPTS) == filled.answers
         assert grown == {"hit_blocks": loadable(*PROMPTS), "recomputed_blocks": 0}
+        for hits in (0, loadable(*OTHER_START)):  # it takes new blocks again, too
+            with running.growth("hit_blocks") as grown:
+                assert running.answer(OTHER_START) == filled.other_start_answers
+            assert grown == {"hit_blocks": hits}
+            running.make_cold()
+        assert running.metric("tier_events", kind="returned") > 0
         running.check_at_rest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,8 +17,8 @@ from queue import SimpleQueue
 
 from forebay.errors import TierUnavailable
 from forebay.keys import derived_key
-from forebay.ports import Tier
-from forebay.types import BlockKey
+from forebay.ports import Observed, Tier
+from forebay.types import BlockKey, Happening
 
 log = logging.getLogger("forebay.connectors.vllm")
 
@@ -128,6 +129,15 @@ class Lookup:
         now_ns = self._clock()
         self._doubts = {known: until_ns for known, until_ns in self._doubts.items() if until_ns > now_ns}
         self._doubts[prefix_hash] = now_ns + _DOUBT_LASTS_NS
+
+    def happened(self) -> Mapping[Happening, int]:
+        """What looking has met at the places of all shards, how often since the start: cut files, a vanished root."""
+        counted: Counter[Happening] = Counter()
+        for shard in self._shards:
+            for tier in shard.tiers.values():
+                if isinstance(tier, Observed):
+                    counted.update(tier.happened())
+        return counted
 
     def close(self) -> None:
         for question in self._questions.values():

@@ -29,7 +29,7 @@ from forebay.events import Totals
 from forebay.hostpool import HostPool
 from forebay.keys import namespace_key
 from forebay.tiers.file import admin
-from forebay.types import Namespace
+from forebay.types import Happening, Namespace
 
 log = logging.getLogger("forebay.connectors.vllm")
 
@@ -79,9 +79,7 @@ class WorkerStack:
             "broken_workers": int(self.side.is_broken),
         }
         for engine in self.engines:
-            for event, times in engine.happened().items():
-                name = f"tier_events|{event.tier}|{event.place}|{event.kind}"
-                sums[name] = sums.get(name, 0) + times
+            _add_events(sums, engine.happened())
         numbers: dict[str, Any] = dict(self._changes.take(sums))
         seconds = self.side.take_load_seconds()
         if seconds:
@@ -187,21 +185,25 @@ class SchedulerStack:
 
     def take_numbers(self) -> dict[str, Any]:
         asked, sides = self._lookup.counts, self.side.counts
-        return dict(
-            self._changes.take(
-                {
-                    "lookups|answered": asked.asked - asked.timed_out - asked.failed,
-                    "lookups|timed out": asked.timed_out,
-                    "lookups|failed": asked.failed,
-                    "hit_blocks": sides.hit_blocks,
-                    "missed_blocks": sides.missed_blocks,
-                    "recomputed_blocks": sides.failed_blocks,
-                }
-            )
-        )
+        sums: dict[str, float] = {
+            "lookups|answered": asked.asked - asked.timed_out - asked.failed,
+            "lookups|timed out": asked.timed_out,
+            "lookups|failed": asked.failed,
+            "hit_blocks": sides.hit_blocks,
+            "missed_blocks": sides.missed_blocks,
+            "recomputed_blocks": sides.failed_blocks,
+        }
+        _add_events(sums, self._lookup.happened())
+        return dict(self._changes.take(sums))
 
     def close(self) -> None:
         self.side.close()
+
+
+def _add_events(sums: dict[str, float], happened: Mapping[Happening, int]) -> None:
+    for event, times in happened.items():
+        name = f"tier_events|{event.tier}|{event.place}|{event.kind}"
+        sums[name] = sums.get(name, 0) + times
 
 
 def _log_limits(store: StoreConfig, part: Part) -> None:
