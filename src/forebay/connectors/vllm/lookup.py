@@ -66,7 +66,10 @@ class _Question:
     """So far. Only the asking thread writes it."""
     found: Found | None = None
     """Set last, when there is nothing more to find out."""
+    failed: bool = False
+    """A tier could not answer."""
     answered_ns: int = 0
+    """When its outcome was first given, and counted; 0: not yet."""
     dropped: bool = False
     ended: bool = False
     """Its thread is through with it."""
@@ -74,10 +77,12 @@ class _Question:
 
 @dataclass(slots=True)
 class LookupCounts:
-    asked: int = 0
+    """Questions by outcome, each counted once, when somebody hears it. None of these ever shrinks."""
+
+    answered: int = 0
     timed_out: int = 0
     failed: int = 0
-    """Questions that a tier could not answer."""
+    """A tier could not be asked, and it showed before the deadline."""
 
 
 class Lookup:
@@ -111,11 +116,14 @@ class Lookup:
         if question.found is None and now_ns < question.deadline_ns:
             return None
         if question.found is None:
-            self.counts.timed_out += 1
             log.warning("the pool did not say in time what it holds of request %s: the rest is computed", request_id)
             question.found = Found.UNKNOWN
             self._late.append(question)
-        question.answered_ns = question.answered_ns or now_ns
+            self._count_late(question, now_ns)
+        elif not question.answered_ns:
+            question.answered_ns = now_ns
+            self.counts.failed += question.failed
+            self.counts.answered += not question.failed
         return Answer(question.held_blocks, question.found)
 
     def drop(self, request_id: str) -> None:
@@ -162,14 +170,17 @@ class Lookup:
         trusted = next((i for i, known in enumerate(prefix) if self._doubts.get(known, 0) > now_ns), len(prefix))
         question = _Question(prefix, now_ns + self._deadline_ns)
         self._questions[request_id] = question
-        self.counts.asked += 1
         self._late = [late for late in self._late if not late.ended]
         if len(self._late) >= _MOST_LATE:
-            self.counts.timed_out += 1
             question.found = Found.UNKNOWN
+            self._count_late(question, now_ns)
         else:
             self._asked.put((question, trusted))
         return question
+
+    def _count_late(self, question: _Question, now_ns: int) -> None:
+        question.answered_ns = now_ns
+        self.counts.timed_out += 1
 
     # --- on a thread of its own
 
@@ -194,12 +205,10 @@ class Lookup:
                     break
         except (TierUnavailable, OSError) as error:
             log.warning("the pool cannot be asked what it holds: %s", error)
-            self.counts.failed += 1
-            found = Found.UNKNOWN
+            question.failed, found = True, Found.UNKNOWN
         except Exception:  # a broken tier costs a recompute, not the host engine
             log.exception("the pool cannot be asked what it holds")
-            self.counts.failed += 1
-            found = Found.UNKNOWN
+            question.failed, found = True, Found.UNKNOWN
         question.found = found
 
 

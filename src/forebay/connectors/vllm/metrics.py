@@ -72,7 +72,7 @@ class ForebayMetrics(KVConnectorPromMetrics):  # type: ignore[misc,unused-ignore
                 self._observe_seconds(engine, value)
             elif name in self._gauges:
                 self._gauges[name].labels(*engine, *labels).set(value)
-            elif name in self._counters:
+            elif name in self._counters and value > 0:  # Prometheus raises below 0, and vLLM then ends the engine
                 self._counters[name].labels(*engine, *labels).inc(value)
 
     def _observe_seconds(self, engine: Sequence[object], seconds: Sequence[float]) -> None:

@@ -186,7 +186,7 @@ class SchedulerStack:
     def take_numbers(self) -> dict[str, Any]:
         asked, sides = self._lookup.counts, self.side.counts
         sums: dict[str, float] = {
-            "lookups|answered": asked.asked - asked.timed_out - asked.failed,
+            "lookups|answered": asked.answered,
             "lookups|timed out": asked.timed_out,
             "lookups|failed": asked.failed,
             "hit_blocks": sides.hit_blocks,
