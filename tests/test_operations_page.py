@@ -159,12 +159,13 @@ def test_every_command_line_on_a_page_is_one(page: Path) -> None:
     text = page.read_text()
     for line in [*re.findall(r"`(forebay [^`\n]+)`", text), *re.findall(r"(?m)^(forebay .+)$", text)]:
         command: click.Command = cli
-        words = line.partition("#")[0].split()[1:]
-        while words and isinstance(command, click.Group) and words[0] in command.commands:
-            command = command.commands[words.pop(0)]
-        known = {name for param in command.params for name in param.opts} | {"--help"}
-        assert {word for word in words if word.startswith("-")} <= known, line
-        assert not words or words[0].isupper() or not isinstance(command, click.Group), line
+        for word in line.partition("#")[0].split()[1:]:
+            if isinstance(command, click.Group) and word in command.commands:
+                command = command.commands[word]
+            elif word.startswith("-"):
+                assert word in {name for param in command.params for name in (*param.opts, "--help")}, line
+            else:
+                assert word.isupper() or not isinstance(command, click.Group), line
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
