@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.connectors.vllm.device import CpuDevice, find_pages
+from forebay.connectors.vllm.device import CpuDevice, KvPages
 from forebay.connectors.vllm.options import ConnectorOptions, HeadRange, Part, store_config
-from forebay.connectors.vllm.parts import RankGeometry, caches_of, check_sharding, parts_of
+from forebay.connectors.vllm.parts import RankGeometry, check_sharding, pages_of, parts_of
 from forebay.errors import ConfigError
 from forebay.hostpool import HostPool
 from forebay.types import BlockKey, DeviceBlock, Job, JobId, JobKind, Slot
@@ -56,9 +56,9 @@ def rank_caches(order: str, whole: list[torch.Tensor], rank: int, tensor_paralle
     return dict(zip(NAMES, logical, strict=True))
 
 
-def copy_all(kind: JobKind, caches: dict[str, torch.Tensor], pool: HostPool) -> None:
-    """Block b of these caches <-> slot b."""
-    device = CpuDevice(find_pages(caches, NAMES, BLOCKS), pool)
+def copy_all(kind: JobKind, pages: KvPages, pool: HostPool) -> None:
+    """Block b of these pages <-> slot b."""
+    device = CpuDevice(pages, pool)
     keys = tuple(BlockKey(bytes([block]) * 32) for block in range(BLOCKS))
     slots = tuple(Slot(block) for block in range(BLOCKS))
     device.submit(Job(JobId(1), kind, "host", keys, slots, 0), [DeviceBlock(block) for block in range(BLOCKS)])
@@ -67,21 +67,24 @@ def copy_all(kind: JobKind, caches: dict[str, torch.Tensor], pool: HostPool) -> 
 
 
 @pytest.mark.parametrize("order", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
-@pytest.mark.parametrize(("writers", "readers"), [(8, 4), (4, 8), (2, 1), (8, 1), (1, 2)])
-def test_what_one_number_of_ranks_stored_another_reads(order: str, writers: int, readers: int) -> None:
+@pytest.mark.parametrize(
+    ("unit", "writers", "readers"),
+    [(1, 8, 4), (1, 4, 8), (1, 2, 1), (1, 8, 1), (1, 1, 2), (2, 4, 2), (2, 4, 1), (2, 1, 4), (4, 2, 1), (4, 1, 2)],
+)
+def test_what_one_number_of_ranks_stored_another_reads(order: str, unit: int, writers: int, readers: int) -> None:
     whole = [torch.rand((BLOCKS, HEADS, TOKENS, CONTENT)) for _ in range(LAYERS)]
     stored: dict[str, HostPool] = {}
     """What lies in the pool, by the directory it lies in."""
     for rank in range(writers):
         caches = rank_caches(order, whole, rank, writers)
-        for part in parts_of(geometry(rank, writers), 1):
-            pool = HostPool(BLOCKS, LAYERS * TOKENS * CONTENT * 4)
-            copy_all(JobKind.COPY_OUT, caches_of(part, geometry(rank, writers), caches), pool)
+        for part in parts_of(geometry(rank, writers), unit):
+            pool = HostPool(BLOCKS, unit * LAYERS * TOKENS * CONTENT * 4)
+            copy_all(JobKind.COPY_OUT, pages_of(part, geometry(rank, writers), caches, NAMES, BLOCKS), pool)
             stored[part.name] = pool
     for rank in range(readers):
         caches = rank_caches(order, [torch.zeros_like(layer) for layer in whole], rank, readers)
-        for part in parts_of(geometry(rank, readers), 1):
-            copy_all(JobKind.COPY_IN, caches_of(part, geometry(rank, readers), caches), stored[part.name])
+        for part in parts_of(geometry(rank, readers), unit):
+            copy_all(JobKind.COPY_IN, pages_of(part, geometry(rank, readers), caches, NAMES, BLOCKS), stored[part.name])
         expected = rank_caches(order, whole, rank, readers)
         assert all(torch.equal(caches[name], expected[name]) for name in NAMES)
 

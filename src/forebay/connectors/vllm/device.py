@@ -1,7 +1,8 @@
 """vLLM's paged KV cache as pages of bytes, and the port through which the engine copies whole blocks of all layers.
 
 One stored block is the pages of one block id over all layers, in the order of the layers. A page is copied as it lies
-in memory, because its inside belongs to the attention backend.
+in memory, because its inside belongs to the attention backend; where ranks of different sizes share a page's heads, it
+is copied head by head, because they lie otherwise among more of them.
 """
 
 from __future__ import annotations
@@ -54,27 +55,32 @@ class KvPages:
         return self.layers[0].device
 
 
-def find_pages(kv_caches: Mapping[str, torch.Tensor], layer_names: Sequence[str], num_blocks: int) -> KvPages:
-    """Pages of the layers named, in that order. Raises ConfigError for a cache that is not `num_blocks` equal pages."""
+def find_pages(
+    kv_caches: Mapping[str, torch.Tensor], layer_names: Sequence[str], num_blocks: int, *, by_head: bool = False
+) -> KvPages:
+    """Pages of the layers named, in that order. Raises ConfigError for a cache that is not `num_blocks` equal pages.
+
+    `by_head`: a page's bytes are one head after the other, however they lie in memory.
+    """
     missing = [name for name in layer_names if name not in kv_caches]
     if missing:
         raise ConfigError(f"vLLM registered no KV cache for layer {missing[0]}: this model cannot be served")
-    layers = tuple(_pages(kv_caches[name], num_blocks) for name in layer_names)
+    layers = tuple(_pages(kv_caches[name], num_blocks, by_head) for name in layer_names)
     page_bytes = math.prod(layers[0].shape[1:])
     if any(math.prod(layer.shape[1:]) != page_bytes for layer in layers):
         raise ConfigError("the layers' KV pages differ in size: this model cannot be served")
     return KvPages(layers, _whole(layers), num_blocks, page_bytes, kv_caches[layer_names[0]].shape[0] // num_blocks)
 
 
-def _pages(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
+def _pages(cache: torch.Tensor, num_blocks: int, by_head: bool) -> torch.Tensor:
     """[num_blocks * k, heads, tokens, content] of any dtype -> uint8 [num_blocks, page_bytes]; [num_blocks, ...] if a
-    page is not dense."""
+    page cannot be copied as it lies."""
     if cache.shape[0] % num_blocks:
         raise ConfigError(
             f"a KV cache of {cache.shape[0]} blocks where {num_blocks} were planned: this cannot be served"
         )
     pages = cache.unflatten(0, (num_blocks, -1)).view(torch.uint8)
-    if not _is_dense(pages[0]):
+    if not (pages[0].is_contiguous() if by_head else _is_dense(pages[0])):
         return pages
     page_bytes = math.prod(pages.shape[1:])
     return pages.as_strided((num_blocks, page_bytes), (pages.stride(0), 1), pages.storage_offset())

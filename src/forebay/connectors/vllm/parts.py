@@ -8,15 +8,15 @@ heads as the unit a rank stores several parts, and an engine with fewer ranks re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from forebay.connectors.vllm.device import KvPages, find_pages
 from forebay.connectors.vllm.options import ConnectorOptions, HeadRange, Part
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 _HEAD_AXIS = 1
 """Of vLLM's logical view [blocks, heads, tokens, content] of a layer."""
@@ -86,10 +86,17 @@ def parts_of(geometry: RankGeometry, shard_kv_heads: int) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def caches_of(part: Part, geometry: RankGeometry, kv_caches: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What of a rank's registered caches belongs to a part: views, not copies."""
+def pages_of(
+    part: Part,
+    geometry: RankGeometry,
+    kv_caches: Mapping[str, torch.Tensor],
+    layer_names: Sequence[str],
+    num_blocks: int,
+) -> KvPages:
+    """What of a rank's registered caches belongs to a part. Raises ConfigError as `find_pages` does."""
     if part.heads is None:
-        return dict(kv_caches)
+        return find_pages(kv_caches, layer_names, num_blocks)
     start = part.heads.first - geometry.rank % geometry.tensor_parallel * geometry.kv_heads
     length = part.heads.end - part.heads.first
-    return {name: cache.narrow(_HEAD_AXIS, start, length) for name, cache in kv_caches.items()}
+    heads = {name: cache.narrow(_HEAD_AXIS, start, length) for name, cache in kv_caches.items()}
+    return find_pages(heads, layer_names, num_blocks, by_head=True)

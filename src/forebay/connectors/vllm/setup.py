@@ -14,11 +14,11 @@ import msgspec
 from forebay.assemble import StoreConfig, open_engine, open_tiers
 from forebay.connectors.vllm.adapters import Adapters
 from forebay.connectors.vllm.counts import Changes, flat
-from forebay.connectors.vllm.device import KvDevice, KvPages, find_pages, open_device
+from forebay.connectors.vllm.device import KvDevice, KvPages, open_device
 from forebay.connectors.vllm.lookup import Lookup, Shard
 from forebay.connectors.vllm.namespace import BlockForm, attention_form, namespace_of, weights_identity
 from forebay.connectors.vllm.options import GIB, ConnectorOptions, Part, digest_cache_path, store_config
-from forebay.connectors.vllm.parts import RankGeometry, caches_of, check_sharding, geometry_of, parts_of
+from forebay.connectors.vllm.parts import RankGeometry, check_sharding, geometry_of, pages_of, parts_of
 from forebay.connectors.vllm.rank import RankSide
 from forebay.connectors.vllm.scheduler import SchedulerSide
 from forebay.connectors.vllm.wire import Handshake, StoredPart
@@ -113,11 +113,9 @@ class _PartMaker:
 
     def make(self, part: Part, geometry: RankGeometry, totals: Totals) -> _MadePart:
         options = self._options
-        caches = caches_of(part, geometry, self._kv_caches)
-        pages = find_pages(caches, self._group.layer_names, self._kv.num_blocks)
-        form = BlockForm(
-            f"{FORM}/{pages.kernel_blocks}", pages.block_bytes, self._group.kv_cache_spec.block_size, self._attention
-        )
+        pages = pages_of(part, geometry, self._kv_caches, self._group.layer_names, self._kv.num_blocks)
+        name = f"{FORM}/{pages.kernel_blocks}" + (" by head" if part.heads is not None else "")
+        form = BlockForm(name, pages.block_bytes, self._group.kv_cache_spec.block_size, self._attention)
         namespace = namespace_of(
             self._config, self._kv, weights_digest=self._weights, form=form, part=part, seed=self._seed
         )
