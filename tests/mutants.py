@@ -279,6 +279,12 @@ MUTANTS = (
         ("tests/tiers/test_file_engine_faults.py",),
     ),
     Mutant(
+        "an-interrupted-read-returns-at-once", "tiers/file/lanes.py",
+        "        _break_off([batch for _, batch in parts])\n",
+        "",
+        ("tests/tiers/test_file_interrupted.py",),
+    ),
+    Mutant(
         "closing-waits-for-a-hung-disk", "tiers/file/lanes.py",
         "            thread.join(max(_MOMENT_S, self._until_s - time.monotonic()))",
         "            thread.join()",

@@ -45,21 +45,21 @@ def hang_reads(pool: Pool, root: Path, monkeypatch: pytest.MonkeyPatch) -> Hang:
 
         pool.strike = strike
         return hang
-    kernel, held = fast._kernel, set[int]()
+    kernel, held = fast._kernel, list[object]()
     start, wait = kernel.start, kernel.wait
 
-    def watched(jobs: Any, count: int, trouble: object) -> Any:
-        handle = start(jobs, count, trouble)
+    def watched(jobs: Any, count: int, transfer: object) -> Any:
+        trouble = start(jobs, count, transfer)
         reads = [jobs[i].paths[0] for i in range(count) if jobs[i].task != Task.PUBLISH]
         if any(path.startswith(str(root).encode()) for path in reads):
-            held.add(handle)
-        return handle
+            held.append(transfer)
+        return trouble
 
-    def held_up(handle: int, deadline_ns: int, done: object) -> int:
-        if handle in held:
+    def held_up(transfer: object, deadline_ns: int, done: object) -> int:
+        if transfer in held:
             hang()
-            held.discard(handle)
-        return int(wait(handle, deadline_ns, done))
+            held.remove(transfer)
+        return int(wait(transfer, deadline_ns, done))
 
     monkeypatch.setattr(kernel, "start", watched)
     monkeypatch.setattr(kernel, "wait", held_up)

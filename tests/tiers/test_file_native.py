@@ -125,8 +125,9 @@ class SlowKernel:
         assert kernel is not None
         self._kernel, self._looks, self._look = kernel, looks, look
         self.open, self.close, self.free, self.start = kernel.open, kernel.close, kernel.free, kernel.start
+        self.end = kernel.end
 
-    def wait(self, reading: int, deadline_ns: int, done: list[int]) -> int:
+    def wait(self, reading: object, deadline_ns: int, done: list[int]) -> int:
         if not self._looks:
             return self._kernel.wait(reading, deadline_ns, done)
         done[0] = self._looks.pop(0)

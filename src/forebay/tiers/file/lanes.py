@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from forebay.errors import TierUnavailable
@@ -24,22 +24,34 @@ Work = Callable[[int, Scratch], None]
 
 
 class Batch:
-    """Items on their way through the lanes."""
+    """Items on their way through the lanes.
+
+    Whether it is through is looked at, and not counted by the caller: who is interrupted in waiting can wait again.
+    """
 
     def __init__(self, work: Work, items: Iterable[int]) -> None:
         self._work = work
-        self._items = deque(items)  # popleft is atomic: no lock between the threads
-        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._tickets = 0
+        self._items = deque(items)  # popleft is atomic: no lock between the threads for each item
+        self._lock = threading.Lock()
+        self._running = 0
+        """Threads that may be at an item."""
+        self._errors: list[BaseException] = []
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        """Wakes whoever waits, to look whether it is through."""
 
-    def issue(self, most: int) -> int:
-        """How many threads shall work on it; each of them calls `run` once."""
-        self._tickets = min(most, len(self._items))
-        return self._tickets
+    def __len__(self) -> int:
+        """Items that nobody has begun."""
+        return len(self._items)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether every item is done, or will not be begun any more."""
+        return not self._items and not self._running  # in this order: a thread counts as running before it takes one
 
     def run(self, scratch: Scratch) -> None:
-        """Take items until none is left. An exception is a bug in `work`: it ends this thread's part of the batch."""
-        error: BaseException | None = None
+        """Take items until none is left. An exception is a bug in `work`: it ends the batch."""
+        with self._lock:
+            self._running += 1
         try:
             while True:
                 try:
@@ -47,28 +59,37 @@ class Batch:
                 except IndexError:
                     break
                 self._work(item, scratch)
-        except BaseException as caught:  # handed to the caller in `wait`; the thread must live on
-            error = caught
-        self._ended.put(error)
+        except BaseException as caught:  # handed to the caller by `check`; the thread must live on
+            self._errors.append(caught)
+            self.abandon()
+        with self._lock:
+            self._running -= 1
+        if self.is_through:
+            self._ended.put(None)
 
-    def wait(self) -> None:
-        """Block until every item is done. Raises what `work` raised."""
-        errors = [self._ended.get() for _ in range(self._tickets)]
-        for error in errors:
-            if error is not None:
-                raise error
+    def abandon(self) -> None:
+        """Begin none of the items that are left. Those that were begun are still to be waited for."""
+        self._items.clear()
 
     def wait_until(self, deadline_ns: int, clock_ns: Callable[[], int]) -> bool:
-        """As `wait`, but False if it is not all done at the deadline. Then it may go on, and must not be waited for."""
-        while self._tickets:
+        """`settle` and `check`, but False if it is not through by then: it may go on, and must not be waited for."""
+        while not self.is_through:
             try:
-                error = self._ended.get(timeout=max(0, deadline_ns - clock_ns()) / 1e9)
+                self._ended.get(timeout=max(0, deadline_ns - clock_ns()) / 1e9)
             except Empty:
                 return False
-            self._tickets -= 1
-            if error is not None:
-                raise error
+        self.check()
         return True
+
+    def settle(self) -> None:
+        """Block until it is through."""
+        while not self.is_through:
+            self._ended.get()
+
+    def check(self) -> None:
+        """Raise what `work` raised."""
+        for error in self._errors:
+            raise error
 
 
 class Patience:
@@ -100,12 +121,16 @@ class Lanes:
     def start(self, work: Work, items: Iterable[int]) -> Batch:
         """Queue a batch behind those already there. Raises TierUnavailable when closed."""
         batch = Batch(work, items)
+        self.put(batch)
+        return batch
+
+    def put(self, batch: Batch) -> None:
+        """As `start`, for those who must know the batch before any of it begins."""
         with self._gate:
             if self._closed:
                 raise TierUnavailable("the file tier is closed")
-            for _ in range(batch.issue(len(self._threads))):
+            for _ in range(min(len(batch), len(self._threads))):
                 self._tickets.put(batch)
-        return batch
 
     def close(self) -> list[threading.Thread]:
         """Have the threads end after what is queued; returns them. Safe to call twice."""
@@ -121,3 +146,33 @@ class Lanes:
         while (batch := self._tickets.get()) is not None:
             batch.run(scratch)
             del batch  # an idle thread must not keep the views of its last batch alive
+
+
+def carry_out(parts: Sequence[tuple[Lanes, Batch]]) -> None:
+    """Have each batch done in its lanes; return when every item is. Raises what `work` raised, and what `put` raises.
+
+    An exception from outside, such as KeyboardInterrupt, comes out only when no item is in the works any more: then
+    what they work on is the caller's again. Items that nobody has begun by then are left.
+    """
+    try:
+        for lanes, batch in parts:
+            lanes.put(batch)
+        for _, batch in parts:
+            batch.settle()
+    except BaseException:
+        _break_off([batch for _, batch in parts])
+        raise
+    for _, batch in parts:
+        batch.check()
+
+
+def _break_off(batches: Sequence[Batch]) -> None:
+    while True:
+        try:
+            for batch in batches:
+                batch.abandon()
+            for batch in batches:
+                batch.settle()
+        except BaseException:  # another interrupt: the first one is on its way already
+            continue
+        return

@@ -25,7 +25,7 @@ from forebay.tiers.file.fastpath import Choice, FastPath, Io, PathReport, choose
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.inventory import inventory
-from forebay.tiers.file.lanes import Batch, Lanes, Patience, Work
+from forebay.tiers.file.lanes import Batch, Lanes, Patience, Work, carry_out
 from forebay.tiers.file.ledger import Ledger
 from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
@@ -527,15 +527,8 @@ class FileTier:
         work: Callable[[int, _Member, Scratch], None],
     ) -> None:
         """Do these items in the lanes of these roots, all roots at once; return when all are done."""
-        batches: list[Batch] = []
-        try:
-            for at, items in at_root.items():
-                member = self._members[at]
-                batches.append(lanes_of(member).start(_at(member, work), items))
-        finally:
-            with contextlib.ExitStack() as all_ended:  # the views are the caller's again, also after an exception
-                for batch in batches:
-                    all_ended.callback(batch.wait)
+        members = {at: self._members[at] for at in at_root}
+        carry_out([(lanes_of(member), Batch(_at(member, work), at_root[at])) for at, member in members.items()])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,7 +12,7 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.admin.looking import marked
 from forebay.tiers.file.checking import CheckReport, Finding, Tally, best_access, check_block, set_aside_by_reads
 from forebay.tiers.file.directio import Access, Scratch
-from forebay.tiers.file.lanes import Lanes, Patience
+from forebay.tiers.file.lanes import Batch, Lanes, Patience, carry_out
 from forebay.tiers.file.scrub import Pace, Scrub, ScrubLimits
 from forebay.tiers.file.upkeep import Upkeep
 from forebay.types import BlockKey
@@ -117,5 +117,5 @@ def _check_all(
     def check_one(i: int, scratch: Scratch) -> None:
         findings[i] = check_block(root, access, files[i], scratch, upkeep.removing)
 
-    lanes.start(check_one, range(len(files))).wait()
+    carry_out([(lanes, Batch(check_one, range(len(files))))])
     return findings

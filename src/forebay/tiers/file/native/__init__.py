@@ -7,7 +7,6 @@ called through ctypes, which releases the lock for the time of a call; so it dep
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import threading
 import time
@@ -106,23 +105,31 @@ class NativeJob:
 
 
 class Transfer:
-    """Blocks on their way. A context, which ends only when no thread touches their views any more."""
+    """Blocks on their way. A context, which ends only when no thread touches their views any more.
+
+    An exception that comes at any moment from outside, such as KeyboardInterrupt, changes nothing in that: it is raised
+    when the blocks are through.
+    """
 
     def __init__(self, kernel: Kernel, jobs: Sequence[NativeJob]) -> None:
+        self._transfer = ctypes.c_void_p()
+        """Set by C before it begins: between its return and an assignment here we might be interrupted."""
         self._kernel = kernel
         self._results = [ctypes.create_string_buffer(len(job.blocks.keys)) for job in jobs]
         filled = [job.fill(results) for job, results in zip(jobs, self._results, strict=True)]
         self._jobs = (_Job * len(jobs))(*filled)
         self._keep = filled, jobs
         self._done = (ctypes.c_uint64 * len(jobs))()
-        trouble = ctypes.c_int(0)
-        self._handle: int | None = kernel.start(self._jobs, len(jobs), ctypes.byref(trouble))
-        self._trouble = trouble.value if self._handle is not None else errno.ENOMEM
 
     def __enter__(self) -> Transfer:
-        if self._trouble:
+        try:
+            _IN_FLIGHT.add(self)
+            trouble = self._kernel.start(self._jobs, len(self._jobs), self._transfer)
+            if trouble:
+                raise TierUnavailable(f"the file tier's threads are gone: {os.strerror(trouble)}")
+        except BaseException:
             self._finish()
-            raise TierUnavailable(f"the file tier's threads are gone: {os.strerror(self._trouble)}")
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,11 +137,9 @@ class Transfer:
 
     def wait(self, timeout_ns: int) -> bool:
         """Whether all blocks are done by then. Does not hold the interpreter lock meanwhile."""
-        if self._handle is not None:
-            deadline_ns = time.monotonic_ns() + timeout_ns
-            if self._kernel.wait(self._handle, deadline_ns, self._done):
-                self._handle = None
-        return self._handle is None
+        return not self._transfer or bool(
+            self._kernel.wait(self._transfer, time.monotonic_ns() + timeout_ns, self._done)
+        )
 
     @property
     def done_blocks(self) -> Sequence[int]:
@@ -147,10 +152,21 @@ class Transfer:
         return [result == _DONE for result in self._results[job].raw]
 
     def _finish(self) -> None:
-        while not self.wait(_LONG_NS):
-            pass
+        interrupt: BaseException | None = None
+        is_through = False
+        while not is_through:
+            try:
+                is_through = self.wait(_LONG_NS)
+            except BaseException as come:
+                interrupt = come
+        self._kernel.end(self._transfer)
+        _IN_FLIGHT.discard(self)
+        if interrupt is not None:
+            raise interrupt
 
 
+_IN_FLIGHT: set[Transfer] = set()
+"""The memory that C uses is theirs: it must stay until they have ended, whatever becomes of those who wait for that."""
 _DONE = 1
 _LONG_NS = 3600 * 10**9
 
@@ -166,11 +182,12 @@ class Kernel:
         self.close = _function(releasing.forebay_close, None, pool)
         self.free = _function(releasing.forebay_free, None, pool)
         self.start = _function(
-            holding.forebay_start, transfer, ctypes.POINTER(_Job), ctypes.c_uint, ctypes.POINTER(ctypes.c_int)
+            holding.forebay_start, ctypes.c_int, ctypes.POINTER(_Job), ctypes.c_uint, ctypes.POINTER(transfer)
         )
         self.wait = _function(
             releasing.forebay_wait, ctypes.c_int, transfer, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
         )
+        self.end = _function(holding.forebay_end, None, ctypes.POINTER(transfer))
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Any:

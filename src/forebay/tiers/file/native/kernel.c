@@ -8,7 +8,8 @@
  * the caller takes such a block to the Python path, where that is decided once for both. So nothing here moves, removes
  * or changes a file that has a name.
  *
- * Ownership: all memory in a job is the caller's and must stay where it is until forebay_wait has returned 1. A pool and
+ * Ownership: all memory in a job is the caller's and must stay where it is until forebay_wait has returned 1. A transfer
+ * is the caller's too, until forebay_end: a caller that is interrupted may wait for it again, however it had ended. A pool and
  * its threads belong to whoever opened it. The threads take no signals: those are the interpreter's.
  */
 
@@ -329,28 +330,29 @@ struct transfer {
 
 /* Queue the blocks of all jobs, each job with at least one; returns at once.
  *
- * *trouble is 0; or ESHUTDOWN or ECHILD when a pool has been closed or belongs to another process: the blocks of that job
- * are then not moved, those of the others are. NULL without memory: nothing is moved. forebay_wait must be called until it
- * returns 1.
+ * *transfer is set before any block is queued: NULL on entry, and afterwards what forebay_wait and forebay_end are for.
+ * Returns 0; or ESHUTDOWN or ECHILD when a pool has been closed or belongs to another process: the blocks of that job
+ * are then not moved, those of the others are; or ENOMEM: nothing is moved, and *transfer stays NULL.
  */
-EXPORT struct transfer *forebay_start(const struct job *jobs, unsigned count, int *trouble)
+EXPORT int forebay_start(const struct job *jobs, unsigned count, struct transfer **transfer)
 {
-    *trouble = 0;
-    struct transfer *transfer = calloc(1, sizeof *transfer + count * sizeof transfer->batches[0]);
-    if (transfer == NULL)
-        return NULL;
-    transfer->count = count;
+    int trouble = 0;
+    struct transfer *made = calloc(1, sizeof *made + count * sizeof made->batches[0]);
+    if (made == NULL)
+        return ENOMEM;
+    made->count = count;
+    *transfer = made;
     for (unsigned j = 0; j < count; j++) {
         memset(jobs[j].results, NOT_DONE, jobs[j].blocks);
-        const int refused = start(&transfer->batches[j], &jobs[j]);
+        const int refused = start(&made->batches[j], &jobs[j]);
         if (refused)
-            *trouble = refused;
+            trouble = refused;
     }
-    return transfer;
+    return trouble;
 }
 
 /* Wait until all blocks are through, or the monotonic clock reaches deadline_ns; done[j] is how many of job j have.
- * Returns 1 when all have: then the memory of the jobs is the caller's again, and `transfer` is gone. Else 0.
+ * Returns 1 when all have: then the memory of the jobs is the caller's again. Else 0. May be called again after either.
  */
 EXPORT int forebay_wait(struct transfer *transfer, uint64_t deadline_ns, uint64_t *done)
 {
@@ -369,13 +371,20 @@ EXPORT int forebay_wait(struct transfer *transfer, uint64_t deadline_ns, uint64_
         all &= batch->done == batch->job->blocks;
         pthread_mutex_unlock(&pool->lock);
     }
-    if (!all)
-        return 0;
-    for (unsigned j = 0; j < transfer->count; j++)
-        if (transfer->batches[j].job != NULL)
-            pthread_cond_destroy(&transfer->batches[j].ended);
-    free(transfer);
-    return 1;
+    return all;
+}
+
+/* Free the transfer, once forebay_wait has returned 1, and set *transfer to NULL, for which nothing is done. */
+EXPORT void forebay_end(struct transfer **transfer)
+{
+    struct transfer *ended = *transfer;
+    if (ended == NULL)
+        return;
+    *transfer = NULL;
+    for (unsigned j = 0; j < ended->count; j++)
+        if (ended->batches[j].job != NULL)
+            pthread_cond_destroy(&ended->batches[j].ended);
+    free(ended);
 }
 
 /* When no call on the pool is running or can begin; ends the threads first if that was forgotten. */
