@@ -285,6 +285,18 @@ MUTANTS = (
         ("tests/tiers/test_file_interrupted.py",),
     ),
     Mutant(
+        "lock-waited-for-without-end", "tiers/file/journal.py",
+        "            if time.monotonic() >= until_s:",
+        "            if False:",
+        ("tests/tiers/test_file_locked.py",),
+    ),
+    Mutant(
+        "refused-opening-keeps-its-roots", "tiers/file/tier.py",
+        "            _close_roots(roots, Patience(options.hang_s))\n",
+        "",
+        ("tests/tiers/test_file_locked.py",),
+    ),
+    Mutant(
         "closing-waits-for-a-hung-disk", "tiers/file/lanes.py",
         "            thread.join(max(_MOMENT_S, self._until_s - time.monotonic()))",
         "            thread.join()",

@@ -17,6 +17,7 @@ kept in memory, and then it knows only what the opening found and this process d
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import secrets
 import stat
@@ -31,7 +32,7 @@ import xxhash
 from forebay.tiers.file import layout
 from forebay.tiers.file.directio import Calls
 from forebay.tiers.file.holdings import Holdings, Meter, Space, differences
-from forebay.tiers.file.journal import Journal, NoFile, NoLocks
+from forebay.tiers.file.journal import MOMENT_S, Journal, NoFile, NoLocks
 from forebay.tiers.file.rebuild import Progress, rebuild
 from forebay.tiers.file.records import Doubtful, Limit, Operation, Record, Records, decode, encode
 from forebay.types import BlockKey, Change, ChangeKind
@@ -39,6 +40,8 @@ from forebay.types import BlockKey, Change, ChangeKind
 log = logging.getLogger("forebay.tiers.file")
 
 _MOST_CHANGES = 10_000
+_OPENING_S = 120.0
+"""The same when it is opened: another process may just be making it anew, which takes about 15 s a million blocks."""
 _SPARE_RECORDS = 16_384
 """1 MiB: a file shorter than this is never worth replacing."""
 
@@ -56,6 +59,8 @@ class CatalogueSettings:
     """What this process keeps to, for people who look at the pool."""
     progress: Progress
     """Told while the catalogue is made anew: the root and the blocks found so far."""
+    patience_s: float
+    """How long another process may hold the lock before what needs it fails."""
 
 
 def boot_digest() -> int:
@@ -73,8 +78,11 @@ _Name = tuple[bytes, BlockKey]
 class Catalogue:
     """Thread-safe. Opened when made; `close` once it is not used any more."""
 
-    def __init__(self, root: Path, settings: CatalogueSettings) -> None:
-        self._root, self._settings = str(root), settings
+    def __init__(
+        self, root: Path, settings: CatalogueSettings, noticed: Callable[[str], None] = lambda kind: None
+    ) -> None:
+        """`noticed` is told the name of each error that kept something from being written down."""
+        self._root, self._settings, self._noticed = str(root), settings, noticed
         self._writer = 1 + secrets.randbits(62)
         self._mutex = threading.Lock()
         self._changes: deque[Change] = deque()
@@ -93,21 +101,22 @@ class Catalogue:
     def close(self) -> None:
         """All is settled, and on the medium. A thread may still wait for the root: it fails."""
         with self._mutex:
-            journal = self._journal
-            if journal is None:
+            if self._journal is None:
                 return
             try:
-                with self._locked() as journal:
-                    self._catch_up(journal)
-                    self._pay()
-                    self._shorten(spare=1.25)
-                    self._append([Record(Operation.CLOSED, time_s=self._now_s(), writer=self._writer)])
-                    journal.sync()
-            except (OSError, NoLocks) as error:
+                with self._locked(self._settings.patience_s) as journal:
+                    if journal is not None:
+                        self._catch_up(journal)
+                        self._pay()
+                        self._shorten(spare=1.25)
+                        self._append([Record(Operation.CLOSED, time_s=self._now_s(), writer=self._writer)])
+                        journal.sync()
+            except OSError as error:
                 log.warning("root %s: its catalogue could not be closed: %s", self._root, error)
             finally:
-                self._journal = None
-                journal.close()
+                last, self._journal = self._journal, None  # not always the one that it began with
+                if last is not None:
+                    last.close()
 
     # --- what is held; any thread, without waiting ----------------------------------------------
 
@@ -192,7 +201,7 @@ class Catalogue:
         self.catch_up()
         journal = self._journal
         if journal is not None and not journal.is_open:
-            with contextlib.suppress(OSError, NoLocks), self._session():
+            with contextlib.suppress(OSError), self._session(MOMENT_S):
                 pass
 
     def reserve(
@@ -215,10 +224,13 @@ class Catalogue:
             return taken
 
     def correct(self, digest: bytes, keys: Iterable[BlockKey]) -> None:
-        """Look at these blocks, which may not be what the catalogue says, and write down what they are."""
+        """Look at these blocks, which may not be what the catalogue says, and write down what they are.
+
+        At the next occasion, if another process holds the lock: nobody shall wait for this.
+        """
         wanted = {(digest, key): Operation.HELD for key in keys}
         try:
-            with self._session():
+            with self._session(MOMENT_S):
                 self._settle(wanted)
         except OSError as error:
             self._owe(wanted, error)
@@ -270,30 +282,46 @@ class Catalogue:
     # --- under the mutex and the lock ------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[None]:
-        """All that anybody wrote is known, and nobody else writes."""
-        with self._mutex:
+    def _session(self, patience_s: float | None = None) -> Iterator[None]:
+        """All that anybody wrote is known, and nobody else writes. Raises OSError, also when that takes too long."""
+        patience_s = self._settings.patience_s if patience_s is None else patience_s
+        if not self._mutex.acquire(timeout=patience_s):
+            raise OSError(errno.ETIMEDOUT, f"another thread has been at it for {patience_s:g} s", self._root)
+        try:
             if self._journal is None:
                 yield
                 return
-            with self._locked() as journal:
-                self._catch_up(journal)
+            with self._locked(patience_s) as journal:
+                if journal is not None:
+                    self._catch_up(journal)
                 if self._owed:
                     self._pay()
                 yield
+        finally:
+            self._mutex.release()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[Journal]:
-        """The lock is that of the root as it is now: the root may have been away, or somebody tidied up."""
-        while True:
-            journal = self._journal
-            assert journal is not None
-            with journal.locked():
+    def _locked(self, patience_s: float) -> Iterator[Journal | None]:
+        """The lock is that of the root as it is now: the root may have been away, or somebody tidied up.
+
+        None if it has come back without locks: then it is kept in memory from now on.
+        """
+        while (journal := self._journal) is not None:
+            with journal.locked(patience_s):
                 if not journal.is_detached():
                     yield journal
                     return
-            self._journal = Journal(self._settings.calls, self._root, self._writer)
-            journal.close()
+            try:
+                self._journal = Journal(self._settings.calls, self._root, self._writer)
+            except NoLocks as error:
+                self._keep_in_memory(error)
+                log.warning(
+                    "root %s: its catalogue is kept in memory (%s): the capacity holds for this process alone",
+                    self._root, self.trouble,
+                )  # fmt: skip
+            else:
+                journal.close()
+        yield None
 
     def _pay(self) -> None:
         owed, self._owed = self._owed, {}
@@ -362,6 +390,7 @@ class Catalogue:
     def _owe(self, wanted: Mapping[_Name, Operation], error: OSError) -> None:
         if not self._owed:
             log.warning("root %s: its catalogue cannot be written to, which is tried again: %s", self._root, error)
+        self._noticed(errno.errorcode.get(error.errno or 0, type(error).__name__))
         self._owed.update(wanted)
 
     def _number(self, digest: bytes) -> int:
@@ -413,7 +442,7 @@ class Catalogue:
         self.trouble = ""
         try:
             self._journal = Journal(self._settings.calls, self._root, self._writer)
-            with self._journal.locked():
+            with self._journal.locked(max(_OPENING_S, self._settings.patience_s)):
                 self._load(self._journal)
         except (NoLocks, OSError) as error:
             self._keep_in_memory(error)

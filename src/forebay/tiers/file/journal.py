@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 
 from forebay.tiers.file.directio import NO_LOCKS, Access, Calls, create_temp, remove_if_there
@@ -22,6 +23,10 @@ from forebay.tiers.file.records import RECORD_BYTES, Doubtful, Operation, Record
 FILE = "catalogue"
 LOCK_FILE = "catalogue.lock"
 _FLOCK = "@hhqqi0q"  # type, whence, start, length, pid
+MOMENT_S = 0.05
+"""Longer than anybody holds the lock who only appends."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 0.005
+"""Between two tries for the lock. The system's own wait for it has no end that could be chosen."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,30 +53,56 @@ class Journal:
         """Of the file that was read."""
         self.records = 0
         """How many records of the file were read."""
-        self._lock_file = calls.open(f"{root}/{LOCK_FILE}", _OPEN, 0o600)
+        self._is_contended = False
+        """Whether somebody held the lock for longer than was waited for it, the last time."""
+        self._lock_file: int | None = calls.open(f"{root}/{LOCK_FILE}", _OPEN, 0o600)
         try:
             self._set_lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, writer)
         except OSError as error:
-            calls.close(self._lock_file)
+            self.close()
             if error.errno in NO_LOCKS:
                 raise NoLocks(error.strerror) from None
             raise
 
     def close(self) -> None:
-        """Ends this writer's life."""
+        """Ends this writer's life. Safe to call twice."""
         self.drop_file()
-        self._calls.close(self._lock_file)
+        descriptor, self._lock_file = self._lock_file, None
+        if descriptor is not None:
+            self._calls.close(descriptor)
 
     # --- locks
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else appends meanwhile. Blocks as long as another process does."""
-        self._set_lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
+    def locked(self, patience_s: float) -> Iterator[None]:
+        """Nobody else appends meanwhile. Raises OSError (ETIMEDOUT) when another process does for longer than this.
+
+        After that only a moment is waited, until it can be had again: one that hangs must not cost each caller so much.
+        """
+        self._lock(min(patience_s, MOMENT_S) if self._is_contended else patience_s)
         try:
             yield
         finally:
             self._set_lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
+
+    def _lock(self, patience_s: float) -> None:
+        until_s, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        while not self._try_lock():
+            if time.monotonic() >= until_s:
+                self._is_contended = self._is_contended or patience_s > MOMENT_S
+                raise OSError(errno.ETIMEDOUT, f"another process has held its lock for {patience_s:g} s", self._path)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._is_contended = False
+
+    def _try_lock(self) -> bool:
+        try:
+            self._set_lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, 0)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        return True
 
     def is_alive(self, writer: int) -> bool:
         if writer == self.writer:
@@ -80,6 +111,7 @@ class Journal:
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def _set_lock(self, command: int, kind: int, at: int) -> bytes:
+        assert self._lock_file is not None
         return self._calls.lock(self._lock_file, command, struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0))
 
     # --- records
@@ -98,6 +130,7 @@ class Journal:
 
     def is_detached(self) -> bool:
         """Whether the lock is no longer that of the root: this one is of another mount, or somebody removed it."""
+        assert self._lock_file is not None
         try:
             here, there = self._calls.fstat(self._lock_file), self._calls.lstat(f"{self._root}/{LOCK_FILE}")
         except OSError:

@@ -195,12 +195,12 @@ class Root:
         try:
             self.io = self._try_io()
             layout.sweep(str(self.path))
-            self.catalogue = Catalogue(self.path, self._settings.catalogue)
+            self.catalogue = Catalogue(self.path, self._settings.catalogue, self.health.count)
             layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
         except OSError as error:  # read-only or full: what is stored here can still be read
             self.health.writes.trip(error.strerror or str(error))
         if self.catalogue is None:
-            self.catalogue = Catalogue(self.path, self._settings.catalogue)
+            self.catalogue = Catalogue(self.path, self._settings.catalogue, self.health.count)
         if self.catalogue.trouble and self.io.locks is Locks.HELD and not self.health.writes.why:
             log.warning(
                 "root %s: its catalogue is kept in memory (%s): the capacity holds for this process alone",

@@ -21,12 +21,13 @@ from forebay.tiers.file import layout
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.catalogue import CatalogueSettings, boot_digest
 from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
-from forebay.tiers.file.fastpath import Choice, FastPath, Io, PathReport, choose, reading, writing
+from forebay.tiers.file.fastpath import Choice, FastPath, Io, PathReport, Way, choose, reading, writing
 from forebay.tiers.file.format import Shape
 from forebay.tiers.file.health import HealthLimits, RootState
 from forebay.tiers.file.inventory import inventory
 from forebay.tiers.file.lanes import Batch, Lanes, Patience, Work, carry_out
 from forebay.tiers.file.ledger import Ledger
+from forebay.tiers.file.native import Kernel
 from forebay.tiers.file.neighbours import say_differences
 from forebay.tiers.file.placement import Home, order
 from forebay.tiers.file.rebuild import log_progress
@@ -172,14 +173,31 @@ class FileTier:
             ttl_s=options.ttl_s,
         )  # fmt: skip
         choice = choose(options.io, calls, options.durability)
-        roots = _open_roots(options, settings)
-        say_differences((root.path for root in roots), self._namespace_hex, namespace)
+        roots = [Root(Path(os.path.abspath(chosen.path)), settings) for chosen in options.roots]  # noqa: PTH100
         self._closed = False
         self._has_ttl = options.ttl_s > 0
         self._io = choice
         self._fast_reads = _fast_reads(choice, roots, options, shape)
         self._fast_writes = _fast_writes(choice, roots, options, shape)
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
+        try:
+            _open_roots(roots)
+            say_differences((root.path for root in roots), self._namespace_hex, namespace)
+            self._begin(roots, options)
+        except BaseException:
+            _close_roots(roots, Patience(options.hang_s))
+            raise
+        self._ledger = Ledger(
+            roots,
+            tenant=settings.catalogue.tenant,
+            capacity_bytes=options.capacity_bytes,
+            quota_bytes=self.spec.quota_bytes,
+            budget_bytes=options.write_budget_bytes_per_day or None,
+            now_s=now_s,
+        )
+
+    def _begin(self, roots: Sequence[Root], options: Options) -> None:
+        """Start the threads."""
         self._members = tuple(
             _Member(
                 i,
@@ -192,14 +210,6 @@ class FileTier:
         )
         self._placement = _placement(self._members)
         self._scrub = self._start_scrub(options)
-        self._ledger = Ledger(
-            roots,
-            tenant=settings.catalogue.tenant,
-            capacity_bytes=options.capacity_bytes,
-            quota_bytes=self.spec.quota_bytes,
-            budget_bytes=options.write_budget_bytes_per_day or None,
-            now_s=now_s,
-        )
 
     # --- the port ------------------------------------------------------------------------------
 
@@ -573,6 +583,7 @@ def _catalogue_settings(
             Limit.ENDURANCE_BYTES: options.endurance_bytes,
         },
         progress=log_progress,
+        patience_s=options.hang_s,
     )
 
 
@@ -586,8 +597,8 @@ def _limits(options: Options) -> HealthLimits:
     )
 
 
-def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
-    roots = [Root(Path(os.path.abspath(chosen.path)), settings) for chosen in options.roots]  # noqa: PTH100
+def _open_roots(roots: Sequence[Root]) -> None:
+    """Raises ConfigError when they make no pool; then close them."""
     for root in roots:
         root.open()
     if not any(root.health.is_present for root in roots):
@@ -599,17 +610,31 @@ def _open_roots(options: Options, settings: RootSettings) -> list[Root]:
     known = [root.root_id for root in roots if root.root_id is not None]
     if len(set(known)) < len(known):
         raise ConfigError("two roots of the file tier have the same identity: one is a copy, name only one of them")
-    return roots
+
+
+def _close_roots(roots: Sequence[Root], patience: Patience) -> None:
+    """Give back what those that were opened hold: each is a writer as long as its catalogue is open."""
+    patience.outlast([root.close() for root in roots])
 
 
 def _fast_reads(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
-    kernel = choice.reads.kernel
-    return FastPath(kernel, roots, options.reads_in_flight, reading(shape, options.verify)) if kernel else None
+    return _fast_path(choice.reads.kernel, roots, options.reads_in_flight, reading(shape, options.verify))
 
 
 def _fast_writes(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
-    kernel = choice.writes.kernel
-    return FastPath(kernel, roots, options.writes_in_flight, writing(shape)) if kernel else None
+    return _fast_path(choice.writes.kernel, roots, options.writes_in_flight, writing(shape))
+
+
+def _fast_path(kernel: Kernel | None, roots: Sequence[Root], in_flight: int, way: Way) -> FastPath | None:
+    if kernel is None:
+        return None
+    try:
+        return FastPath(kernel, roots, in_flight, way)
+    except OSError as error:
+        raise ConfigError(
+            f"file tier: {error.strerror}: {os.strerror(error.errno or 0)}; have fewer reads_in_flight and "
+            "writes_in_flight, or raise the limit on processes (ulimit -u)"
+        ) from None
 
 
 def _move(

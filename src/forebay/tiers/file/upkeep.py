@@ -14,6 +14,9 @@ from forebay.tiers.file.directio import REAL_CALLS
 from forebay.tiers.file.rebuild import log_progress
 from forebay.types import BlockKey
 
+_PATIENCE_S = 60.0
+"""Nothing else waits for a command: so it need not give up as early as a store."""
+
 
 class Upkeep:
     """A context around the command. The catalogue is opened when it is first needed."""
@@ -36,7 +39,7 @@ class Upkeep:
             if self._opened is None:
                 settings = CatalogueSettings(
                     calls=REAL_CALLS, now_s=time.time, boot=boot_digest(), tenant=bytes(32), limits={},
-                    progress=log_progress,
+                    progress=log_progress, patience_s=_PATIENCE_S,
                 )  # fmt: skip
                 self._opened = Catalogue(self._root, settings)
             return self._opened
