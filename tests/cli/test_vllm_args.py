@@ -51,8 +51,9 @@ def test_the_native_tier(tmp_path: Path) -> None:
 
 def test_a_line_to_paste(tmp_path: Path) -> None:
     result = run(str(tmp_path / "my pool"), "--capacity", "1GiB")
-    flag, text, hash_flag, algorithm = shlex.split(result.stdout)
-    assert (flag, hash_flag, algorithm) == ("--kv-transfer-config", "--prefix-caching-hash-algo", "sha256_cbor")
+    flag, text, *beside = shlex.split(result.stdout)
+    assert flag == "--kv-transfer-config"
+    assert beside == ["--prefix-caching-hash-algo", "sha256_cbor", "--shutdown-timeout", "15"]
     assert json.loads(text)["kv_connector_extra_config"]["pool"] == str(tmp_path / "my pool")
 
 
@@ -89,6 +90,27 @@ def test_sizes_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...]) ->
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("more", [(), ("--native",)])
+@pytest.mark.parametrize("cpu_gib", ["inf", "nan", "1e305", "-1"])
+def test_no_number_of_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu_gib: str, more: tuple[str, ...]
+) -> None:
+    pool = ["vllm-args", str(tmp_path / "pool"), "--capacity", "1GiB"]
+    assert run_command_line([*pool, "--cpu-gib", cpu_gib, *more]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "--cpu-gib" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), -1.0, 1e305])
+@pytest.mark.parametrize("name", ["capacity_gib", "host_gib", "lookup_deadline_s", "held_share", "drain_s"])
+def test_bad_numbers_of_the_connector_are_named(name: str, bad: float) -> None:
+    with pytest.raises(ConfigError, match=name) as refused:
+        read_options({"pool": "/p", "capacity_gib": 1.0, name: bad})
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -99,6 +121,9 @@ def test_sizes_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...]) ->
         ({"pool": "/p", "capacity_gib": 1.0, "eviction": "best"}, "eviction"),
         ({"pool": "/p", "capacity_gib": 1.0, "locality": "near"}, "locality"),
         ({"pool": "/p", "capacity_gib": 1.0, "lookup_deadline_s": -1}, "lookup_deadline_s"),
+        ({"pool": "/p", "capacity_gib": float("inf")}, "capacity_gib"),
+        ({"pool": "/p", "capacity_gib": 1.0, "lookup_deadline_s": float("nan")}, "lookup_deadline_s"),
+        ({"pool": "/p", "capacity_gib": 1.0, "turn_s": float("inf")}, "turn_s"),
         ({"pool": "/p", "capacity_gib": 1.0, "file": {"shared": True}}, "shared"),
     ],
 )

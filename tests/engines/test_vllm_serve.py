@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -50,13 +51,13 @@ def environment() -> dict[str, str]:
 
 def server(model: Path, pool: Path) -> AbstractContextManager[VllmServer]:
     command = [sys.executable, "-m", "forebay", "vllm-args", str(pool), "--capacity", "1GiB", "--cpu-gib", "0.1"]
-    printed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     settings = {
         "dtype": "float32", "block-size": B, "max-model-len": 4096, "num-gpu-blocks-override": 512, "seed": 0,
-        "max-num-batched-tokens": 512, "prefix-caching-hash-algo": "sha256_cbor", "kv-transfer-config": printed.strip(),
+        "max-num-batched-tokens": 512,
     }  # fmt: skip
     arguments = [argument for name, value in settings.items() for argument in (f"--{name}", str(value))]
-    return serving(model, [*arguments, "--enforce-eager"], environment())
+    return serving(model, [*arguments, *shlex.split(printed), "--enforce-eager"], environment())
 
 
 def stream_all(running: VllmServer) -> list[list[int]]:
@@ -112,6 +113,7 @@ def check_counts(before: Metrics, after: Metrics) -> None:
     assert before.total(f"{own}moved_bytes", kind="write") > 0
     assert before.total(f"{own}busy_seconds", kind="write") > 0
     assert after.total(f"{own}hit_blocks") > BLOCKS // 2
+    assert after.total(f"{own}missed_blocks") == 0, "all that was asked for had reached the pool when the first stopped"
     assert after.total(f"{own}loads") > 0
     assert after.total(f"{own}moved_bytes", kind="read") > 0
     assert after.total(f"{own}busy_seconds", kind="read") > 0

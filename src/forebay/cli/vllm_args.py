@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -17,6 +18,8 @@ from forebay.errors import ConfigError
 
 _FREE_SHARE = 0.8
 """Of what is free on the pool's file system, when no capacity is given."""
+_BESIDE = ("--prefix-caching-hash-algo", "sha256_cbor", "--shutdown-timeout", "15")
+"""Options of vLLM's own. Without a timeout a stopped server kills its engine at once, with blocks on their way."""
 
 
 @click.command("vllm-args")
@@ -36,19 +39,19 @@ _FREE_SHARE = 0.8
 def vllm_args(pool: Path, native: bool, cpu_gib: float, capacity: int | None, identity: str, as_json: bool) -> None:
     """Print the options of `vllm serve` that keep its KV cache in POOL, a directory.
 
-    In a script: vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --kv-transfer-config "$(forebay vllm-args POOL
-    --json)"
+    In a script: vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --shutdown-timeout 15 --kv-transfer-config
+    "$(forebay vllm-args POOL --json)"
     """
     root = str(_placed(pool))
     capacity_gib = _capacity_gib(pool, capacity)
     shared: dict[str, Any] = {"pool": root, "capacity_gib": capacity_gib}
     if identity:
         shared["identity"] = identity
-    if not cpu_gib > 0:
-        raise ConfigError(f"--cpu-gib must be above 0, not {cpu_gib}")
+    if not 0 < cpu_gib * GIB < math.inf:
+        raise ConfigError(f"--cpu-gib must be a finite number above 0, not {cpu_gib}")
     config = _native(shared, cpu_gib) if native else _connector(shared, cpu_gib)
     text = msgspec.json.encode(config).decode()
-    arguments = ["--kv-transfer-config", text, "--prefix-caching-hash-algo", "sha256_cbor"]
+    arguments = ["--kv-transfer-config", text, *_BESIDE]
     click.echo(text if as_json else shlex.join(arguments))
 
 

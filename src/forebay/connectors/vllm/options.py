@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,18 +85,28 @@ class Part:
     """None: all heads of a rank, in the shape that it has with this tensor-parallel size."""
 
 
+def check_finite(where: str, options: IdentityOptions) -> None:
+    """Raises ConfigError for a number that is none, or none as bytes: infinite, or not a number."""
+    for name, value in msgspec.structs.asdict(options).items():
+        if isinstance(value, float) and not math.isfinite(value * GIB):
+            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value}")
+
+
 def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
     """Raises ConfigError for unknown names, wrong types and combinations that make no sense."""
     try:
         options = msgspec.convert(dict(extra_config), ConnectorOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from None
+    check_finite("kv_connector_extra_config", options)
     if bool(options.pool) == bool(options.config):
         raise ConfigError("kv_connector_extra_config: give either 'pool', a directory, or 'config', a TOML file")
     if options.pool and not options.capacity_gib > 0:
         raise ConfigError("kv_connector_extra_config: give 'capacity_gib', the room for blocks in the pool")
     if not options.host_gib > 0 or not 0 <= options.held_share < 1:
         raise ConfigError("kv_connector_extra_config: 'host_gib' must be positive and 'held_share' in [0, 1)")
+    if not (options.lookup_deadline_s >= 0 and options.drain_s >= 0):
+        raise ConfigError("kv_connector_extra_config: 'lookup_deadline_s' and 'drain_s' must be 0 or more seconds")
     if options.min_load_tokens < 0 or options.shard_kv_heads < 0:
         raise ConfigError("kv_connector_extra_config: 'min_load_tokens' and 'shard_kv_heads' must be 0 or more")
     return options

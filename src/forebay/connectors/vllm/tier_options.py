@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from forebay.assemble import Named, open_policy
-from forebay.connectors.vllm.options import IdentityOptions
+from forebay.connectors.vllm.options import IdentityOptions, check_finite
 from forebay.errors import ConfigError
 from forebay.ports import EvictionPolicy
 
@@ -50,6 +50,7 @@ def read_tier_options(given: Mapping[str, Any]) -> TierOptions:
         options = msgspec.convert(dict(given), TierOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{_WHERE}: {error}") from None
+    check_finite(_WHERE, options)
     if not options.capacity_gib > 0:
         raise ConfigError(f"{_WHERE}: 'capacity_gib' must be positive, the room for blocks")
     if not (options.lookup_deadline_s >= 0 and options.turn_s >= 0):
