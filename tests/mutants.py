@@ -339,6 +339,24 @@ MUTANTS = (
         ("tests/bench/test_restore_sessions.py",),
     ),
     Mutant(
+        "rounds-ask-different-sessions", "bench/restore/sessions.py",
+        "    rounds = round_number - 1 if _alike(questions) else 0\n",
+        "    rounds = round_number - 1\n",
+        ("tests/bench/test_restore_sessions.py",),
+    ),
+    Mutant(
+        "duplicates-only-within-a-folder", "bench/restore/contents.py",
+        "next(pool for pool in pools if path.is_relative_to(pool))",
+        "path.parent / path.name[:-1]",
+        ("tests/bench/test_restore_host.py",),
+    ),
+    Mutant(
+        "bandwidth-of-a-moment", "bench/restore/sampler.py",
+        "_LEAST_SHARE = 0.5",
+        "_LEAST_SHARE = 0.0",
+        ("tests/bench/test_restore_host.py",),
+    ),
+    Mutant(
         "half-an-answer-is-a-whole-one", "bench/restore/serving/exchange.py",
         'return self._objection() if self._heard.has_finished else "the stream ended before the answer did"',
         "return self._objection()",

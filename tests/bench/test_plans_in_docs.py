@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.bench.gates.plan import read_plan
-from forebay.bench.restore.options import check_options, read_options
+from forebay.bench.restore.options import check_options, parse_options
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -27,7 +27,7 @@ def written(text: str, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("text", plans("benchmark.md"))
 def test_a_restore_benchmark_is_one(text: str, tmp_path: Path) -> None:
-    options = read_options(written(text, tmp_path))
+    options = parse_options(tmp_path / "plan.toml", written(text, tmp_path).read_bytes())
     check_options(options)
     assert options.group
 

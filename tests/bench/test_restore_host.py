@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from forebay.bench.restore.options import GroupOptions, Limits, RestoreOptions
 from forebay.bench.restore.pagecache import drop_page_cache, resident_bytes
 from forebay.bench.restore.results import Role
 from forebay.bench.restore.run import run_restore
+from forebay.bench.restore.sampler import Sampler, samples_of
 
 
 class FakeHost:
@@ -151,6 +155,44 @@ class TestPageCache:
         drop_page_cache([tmp_path])
 
 
+class TestSampler:
+    """Readings in milliseconds and MB, at an interval of 100 ms."""
+
+    @pytest.mark.parametrize(
+        ("counts", "samples"),
+        [
+            ([(0, 0), (100, 50), (200, 150)], [(100, 500), (200, 1000)]),
+            ([(0, 0), (100, 50), (101, 58)], [(101, 574)]),  # the 8 MB that came in 1 ms are no 8 GB/s
+            ([(0, 0), (100, 50), (160, 80)], [(100, 500), (160, 500)]),
+            ([(0, 0), (100, 50), (120, 100), (200, 150)], [(100, 500), (200, 1000)]),
+            ([(0, 0), (1, 8)], [(1, 8000)]),  # all of the wave
+            ([(0, 0), (0, 8)], []),
+            ([], []),
+        ],
+    )
+    def test_no_sample_is_of_a_moment(self, counts: list[tuple[int, int]], samples: list[tuple[int, int]]) -> None:
+        given = [(7 + at_ms * 10**6, counted * 10**6) for at_ms, counted in counts]
+        found = [(round(each.at_s * 1e3), int(each.bytes_per_s / 1e6)) for each in samples_of(given, 0.1, 7)]
+        assert found == samples
+
+    def test_everything_that_was_counted_is_in_the_samples(self) -> None:
+        counted, passed = itertools.count(), threading.Event()
+
+        def count() -> int | None:
+            number = next(counted)
+            if number == 5:
+                passed.set()
+            return None if number == 3 else number * 1000  # the kernel may not say, once
+
+        epoch_ns = time.monotonic_ns()
+        with Sampler(count, 0.002, epoch_ns) as sampler:
+            assert passed.wait(30)
+        ends_s = [0.0, *(each.at_s for each in sampler.samples)]
+        assert ends_s == sorted(ends_s)
+        assert all(each.bytes_per_s > 0 for each in sampler.samples)
+        assert len(sampler.samples) <= next(counted) - 2
+
+
 class TestContents:
     def test_unique_noise_is_sound(self, tmp_path: Path) -> None:
         for number in range(10):
@@ -170,12 +212,23 @@ class TestContents:
         assert found.duplicate_files == 3
         assert found.compressed_share < 2 * len(zlib.compress(dull, 1)) / len(dull) + 0.01
 
+    @pytest.mark.parametrize("folders", [1, 50])
+    def test_a_root_that_is_a_pool_itself_is_looked_at_as_one(self, tmp_path: Path, folders: int) -> None:
+        noise = os.urandom(20_000)
+        for number in range(50):
+            place = tmp_path if folders == 1 else tmp_path / str(number)
+            place.mkdir(exist_ok=True)
+            (place / f"block-{number}").write_bytes(os.urandom(64) + noise)
+        found = sample_contents([tmp_path], 0)
+        assert found is not None
+        assert (found.sampled_files, found.duplicate_files) == (50, 49)
+
     def test_two_pools_may_hold_the_same(self, tmp_path: Path) -> None:
         noise = os.urandom(20_000)
         for pool in ("pool-0", "pool-1"):
             (tmp_path / pool).mkdir()
             (tmp_path / pool / "block").write_bytes(noise)
-        found = sample_contents([tmp_path], 0)
+        found = sample_contents([tmp_path / "pool-0", tmp_path / "pool-1"], 0)
         assert found is not None
         assert found.duplicate_files == 0
 

@@ -25,6 +25,7 @@ from forebay.bench.restore.run import run_restore, target_of
 from forebay.bench.restore.serving import keeper
 from forebay.bench.restore.serving.accounts import cached_since, cached_so_far
 from forebay.bench.restore.serving.endpoint import Endpoint
+from forebay.bench.restore.serving.process import free_ports
 from forebay.bench.restore.sessions import Sessions, returning, sessions_for
 from forebay.cli import cli
 from forebay.errors import ConfigError
@@ -150,6 +151,10 @@ def test_a_command_gets_files_and_settings_and_a_throttle(tmp_path: Path) -> Non
     assert Path(pool).parent.parent == tmp_path
     assert (rate, word) == ("rate = 80000000", '{"a": 0}')
     assert [path.name for path in tmp_path.iterdir()] == ["told.json"]
+
+
+def test_instances_draw_different_ports() -> None:
+    assert len(set(free_ports(200))) == 200
 
 
 def test_a_server_that_does_not_come_up_is_said_with_its_last_words(tmp_path: Path) -> None:
@@ -331,7 +336,7 @@ def test_counters_of_vllm_and_sglang(serve: Any) -> None:
     assert cached_so_far(Endpoint("127.0.0.1", 1)) is None
 
 
-def test_a_signed_bundle_verifies_until_one_byte_is_changed(tmp_path: Path) -> None:
+def test_a_signed_bundle_verifies_until_one_byte_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
     (tmp_path / "out").mkdir()
     (tmp_path / "pool").mkdir()
@@ -343,6 +348,13 @@ def test_a_signed_bundle_verifies_until_one_byte_is_changed(tmp_path: Path) -> N
     assert call(cli, ["bundle", "keygen", str(key)]).exit_code == 0
     command = ["bench", "restore", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--key", str(key)]
     assert "--key signs a bundle" in str(call(cli, command).exception)
+    plan = (tmp_path / "plan.toml").read_bytes()
+
+    def and_edit_the_plan(*given: Any, **more: Any) -> RestoreRecord:
+        (tmp_path / "plan.toml").write_text("another")
+        return run_restore(*given, **more)
+
+    monkeypatch.setattr("forebay.bench.restore.run.run_restore", and_edit_the_plan)
     ran = call(cli, [*command, "--bundle", str(bundle)])
     assert ran.exit_code in (0, 3), ran.output
     verify = ["bundle", "verify", str(bundle), "--key", f"{key}.pub"]
@@ -350,6 +362,7 @@ def test_a_signed_bundle_verifies_until_one_byte_is_changed(tmp_path: Path) -> N
     whole = bytearray(bundle.read_bytes())
     with zipfile.ZipFile(bundle) as found:
         assert {"plan.toml", "restore.json", "requests.jsonl", "restore.svg"} <= set(found.namelist())
+        assert found.read("plan.toml") == plan  # the one that ran
         place = found.getinfo("restore.json").header_offset + 1000
     whole[place] ^= 1
     bundle.write_bytes(whole)

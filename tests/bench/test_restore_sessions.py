@@ -6,10 +6,23 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import restore_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.bench.restore.sessions import Prompt, Sessions, returning, sessions_for, shared_tokens, wave_of
+from forebay.assemble import Named, open_workload
+from forebay.bench.restore.audit import broken_claims
+from forebay.bench.restore.options import Limits
+from forebay.bench.restore.results import RequestRecord
+from forebay.bench.restore.sessions import (
+    Prompt,
+    Sessions,
+    most_reads,
+    returning,
+    sessions_for,
+    shared_tokens,
+    wave_of,
+)
 from forebay.errors import ConfigError
 from forebay.workloads import Workload, agents, chat, cold, rag, restore, trace
 
@@ -84,12 +97,44 @@ def test_independent_instances_read_what_they_wrote() -> None:
 def test_a_wave_wants_each_session_once_and_all_have_their_turn(sessions: int, concurrency: int, rounds: int) -> None:
     questions = cold_sessions(sessions, 1, is_shared=False).questions
     concurrency = min(concurrency, sessions)
-    waves = [wave_of(questions, concurrency, number) for number in range(1, rounds + 1)]
+    waves = [wave_of(questions, [concurrency], concurrency, number) for number in range(1, rounds + 1)]
     for wave in waves:
         assert len({each.session for each in wave}) == concurrency
     asked = [each.session for wave in waves for each in wave]
     counts = [asked.count(session) for session in range(sessions)]
     assert max(counts) - min(counts) <= 1
+    assert most_reads(questions, [concurrency], rounds) == max(counts)
+
+
+def test_enough_sessions_are_read_once_each_and_fewer_more_often() -> None:
+    steps, rounds = (4, 8, 16), 3
+    assert most_reads(cold_sessions(sum(steps) * rounds, 1, is_shared=False).questions, steps, rounds) == 1
+    assert most_reads(cold_sessions(16, 1, is_shared=False).questions, steps, rounds) == 6
+
+
+@pytest.mark.parametrize("kind", ["cold", "rag", "chat", "agents", "restore"])
+def test_a_machine_without_noise_does_not_drift_whatever_it_is_asked(kind: str) -> None:
+    """TTFT is the wait for those before it, each by its length, and tokens that another read are for free."""
+    steps, rounds = (4, 8, 16), 3
+    workload = open_workload(Named(kind=kind))
+    found = sessions_for(workload, returning(workload, 32), instances=1, seed=0, is_shared=False)
+    requests: list[RequestRecord] = []
+    for number in range(1, rounds + 1):
+        for step in steps:
+            wave = wave_of(found.questions, steps, step, number)
+            assert len({each.session for each in wave}) == step
+            ttft_s = 0.0
+            for each in wave:
+                ttft_s += (each.prompt.tokens - shared_tokens(each, wave) / 2) / 1000
+                requests.append(
+                    restore_kit.request(
+                        "baseline", each.session, round=number, concurrency=step, ttft_s=ttft_s,
+                        ended_s=100.0 * number + ttft_s + 1, prompt_tokens=each.prompt.tokens,
+                        output_tokens=each.output_tokens,
+                    )
+                )  # fmt: skip
+    waves = [restore_kit.wave("baseline", round=n, concurrency=s) for n in range(1, rounds + 1) for s in steps]
+    assert broken_claims(restore_kit.groups()[1:2], requests, waves, steps, Limits()) == ()
 
 
 def test_what_questions_of_a_wave_share_may_be_read_by_one_for_both() -> None:

@@ -9,7 +9,7 @@ import click
 
 from forebay.bench.bundle import read_private_key, sign_bundle, write_bundle
 from forebay.bench.restore import report, run
-from forebay.bench.restore.options import read_options
+from forebay.bench.restore.options import parse_options, read_plan
 from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
 from forebay.errors import ConfigError
@@ -36,7 +36,8 @@ def bench_restore(plan: Path, as_json: bool, out: Path, bundle: Path | None, key
 
     Exit code: 0; 2 for a bad option or path; 3 if the measurement is not valid.
     """
-    options = read_options(plan)
+    plan_bytes = read_plan(plan)
+    options = parse_options(plan, plan_bytes)
     if not out.is_dir():
         raise ConfigError(f"--out: {out} is not a directory: make it first, or name another one")
     if bundle is not None and (bundle.is_dir() or not bundle.parent.is_dir()):
@@ -52,7 +53,7 @@ def bench_restore(plan: Path, as_json: bool, out: Path, bundle: Path | None, key
         report.print_record(record, tables())
     written = report.write_files(record, out)
     if bundle is not None:
-        files = {path.name: path for path in written} | {_PLAN_NAME: plan}
+        files: dict[str, Path | bytes] = {path.name: path for path in written} | {_PLAN_NAME: plan_bytes}
         write_bundle(bundle, files, title=record.title, created=record.created)
         if signing_key is not None:
             sign_bundle(bundle, signing_key)

@@ -79,8 +79,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Public keys in hex, all of whose signatures are good. Whose they are, a bundle cannot prove."""
 
 
-def write_bundle(target: Path, files: Mapping[str, Path], *, title: str, created: str) -> Manifest:
-    """Bundle these files under these names; the bundle is there whole, or not at all.
+def write_bundle(target: Path, files: Mapping[str, Path | bytes], *, title: str, created: str) -> Manifest:
+    """Bundle these files, or contents, under these names; the bundle is there whole, or not at all.
 
     Raises ConfigError for files that cannot be read, change meanwhile, or have names that no bundle takes.
     """
@@ -240,9 +240,12 @@ def _measured(name: str, text: bytes) -> Member:
     return measure(name, io.BytesIO(text))
 
 
-def _opened(paths: Iterable[Path]) -> Iterator[io.BufferedReader]:
-    """One after the other: there may be more of them than a process may open."""
-    for path in paths:
+def _opened(contents: Iterable[Path | bytes]) -> Iterator[io.BufferedReader | io.BytesIO]:
+    """One after the other: there may be more files than a process may open."""
+    for path in contents:
+        if isinstance(path, bytes):
+            yield io.BytesIO(path)
+            continue
         try:
             file = path.open("rb")
         except OSError as error:

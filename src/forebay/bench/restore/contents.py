@@ -19,16 +19,18 @@ _LEAST_BYTES = 8 * 2**10
 """Shorter files are none that hold blocks."""
 
 
-def sample_contents(roots: Sequence[Path], seed: int) -> Contents | None:
-    """None where there are no files. Reads through the page cache: drop it afterwards."""
-    paths = sorted(files_below(roots))
+def sample_contents(pools: Sequence[Path], seed: int) -> Contents | None:
+    """None where there are no files. Reads through the page cache: drop it afterwards.
+
+    What two instances store for themselves is there twice, and meant to be: only within a pool blocks are to differ.
+    """
+    paths = sorted(set(files_below(pools)))
     chosen = random.Random(seed).sample(paths, min(len(paths), _MOST_FILES))
     pieces = {path: piece for path in chosen if len(piece := _middle(path)) >= _LEAST_BYTES // 2}
     if not pieces:
         return None
-    distinct = {
-        (_pool_of(path, roots), hashlib.blake2b(piece, digest_size=16).digest()) for path, piece in pieces.items()
-    }
+    pool_of = {path: next(pool for pool in pools if path.is_relative_to(pool)) for path in pieces}
+    distinct = {(pool_of[path], hashlib.blake2b(piece, digest_size=16).digest()) for path, piece in pieces.items()}
     compressed = list(pieces.values())[:_COMPRESSED_FILES]
     kept_bytes = sum(len(zlib.compress(piece, 1)) for piece in compressed)
     return Contents(
@@ -36,12 +38,6 @@ def sample_contents(roots: Sequence[Path], seed: int) -> Contents | None:
         duplicate_files=len(pieces) - len(distinct),
         compressed_share=kept_bytes / sum(map(len, compressed)),
     )
-
-
-def _pool_of(path: Path, roots: Sequence[Path]) -> Path:
-    """What two instances store for themselves is there twice, and meant to be: a directory in a root is a pool."""
-    root = next(root for root in roots if path.is_relative_to(root))
-    return root / path.relative_to(root).parts[0]
 
 
 def _middle(path: Path) -> bytes:

@@ -71,7 +71,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     rounds: int = 3
     """Each has every group at every concurrency once, in turns."""
     sessions: int | None = None
-    """That are populated, and of which waves take theirs in turns. None: the largest concurrency."""
+    """That are populated, and of which waves take theirs in turns. None: the largest concurrency. With the sum of all
+    concurrencies times the rounds, no session is read twice where all are alike."""
     seed: int = 0
     """Of tokens, and of the bootstrap."""
     sample_s: float = 0.1
@@ -83,12 +84,18 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.sessions if self.sessions is not None else max(self.concurrency, default=0)
 
 
-def read_options(path: Path) -> RestoreOptions:
-    """From TOML. Raises ConfigError with the file, the field and what is wrong with it."""
+def read_plan(path: Path) -> bytes:
+    """Its bytes, once: what is bundled is what was run. Raises ConfigError."""
     try:
-        return convert_options(tomllib.loads(path.read_text()))
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def parse_options(path: Path, plan: bytes) -> RestoreOptions:
+    """From TOML that was read from `path`. Raises ConfigError with the file, the field and what is wrong with it."""
+    try:
+        return convert_options(tomllib.loads(plan.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
 

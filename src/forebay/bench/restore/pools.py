@@ -42,9 +42,8 @@ class Pools:
         if not self.roots:
             return ()
         is_shared = self._group.role is Role.SHARED
-        places = [root / "pool" if is_shared else root / f"pool-{instance}" for root in self.roots]
         kind, options = "file", {
-            "roots": [{"path": str(place)} for place in places],
+            "roots": [{"path": str(place)} for place in self._of_instance(instance)],
             "capacity_bytes": 2**50,
             "name": TIER,
             "shared": is_shared,
@@ -58,6 +57,16 @@ class Pools:
             }
             kind = "forebay.bench.restore.throttled"
         return (TierConfig(kind=kind, options=options),)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Of all instances, each once."""
+        each = (place for instance in range(self._group.instances) for place in self._of_instance(instance))
+        return tuple(dict.fromkeys(each))
+
+    def _of_instance(self, instance: int) -> list[Path]:
+        name = "pool" if self._group.role is Role.SHARED else f"pool-{instance}"
+        return [root / name for root in self.roots]
 
     def check_room(self, blocks: int, block_bytes: int, host_bytes: int) -> None:
         """`host_bytes`: of all instances. Raises ConfigError when disk or memory do not hold what is to come."""

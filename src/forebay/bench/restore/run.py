@@ -132,7 +132,7 @@ class _Bench:
             target=group.target,
             medium=self._host.medium_of(description.roots),
             facts=description.facts,
-            contents=sample_contents(description.roots, self._options.seed) if description.roots else None,
+            contents=sample_contents(description.pools or description.roots, self._options.seed),
         )
         contestant.target.rest()
         self._progress.ended(f"{group.name}: populated with {len(prompts)} prompts in {seconds_text(taken_s)}")
@@ -140,7 +140,7 @@ class _Bench:
     def _wave(self, contestant: _Contestant, concurrency: int, number: int) -> None:
         name = contestant.group.name
         self._progress.begins(f"{name}, {concurrency} at once, round {number}")
-        questions = wave_of(contestant.sessions.questions, concurrency, number)
+        questions = wave_of(contestant.sessions.questions, self._options.concurrency, concurrency, number)
         contestant.target.forget()
         description = contestant.target.describe()
         self._host.drop_page_cache(description.roots)

@@ -7,6 +7,7 @@ chat or an agent its last turn but one, questions about documents an earlier que
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -146,7 +147,31 @@ def shared_tokens(question: Question, wave: Sequence[Question]) -> int:
     return min(shared * block_tokens, question.stored_tokens)
 
 
-def wave_of(questions: Sequence[Question], concurrency: int, round_number: int) -> tuple[Question, ...]:
-    """Which sessions a wave wants: the next so many, so that all have their turn. Rounds count from 1."""
-    first = (round_number - 1) * concurrency
+def wave_of(
+    questions: Sequence[Question], steps: Sequence[int], concurrency: int, round_number: int
+) -> tuple[Question, ...]:
+    """Which sessions a wave wants: the next so many, so that all have their turn. Rounds count from 1.
+
+    `steps`: the concurrencies of a round, in order. Sessions that are not alike are the same ones in every round of a
+    concurrency: else rounds would differ by what they ask, and nobody could tell whether the machine drifted.
+    """
+    rounds = round_number - 1 if _alike(questions) else 0
+    first = rounds * sum(steps) + sum(steps[: steps.index(concurrency)])
     return tuple(questions[(first + at) % len(questions)] for at in range(concurrency))
+
+
+def _alike(questions: Sequence[Question]) -> bool:
+    """As long as each other, and with nothing in common that one of them could read for another."""
+    lengths = {(each.prompt.tokens, each.stored_tokens, each.output_tokens) for each in questions}
+    return len(lengths) == 1 and len({each.prompt.chain[0] for each in questions}) == len(questions)
+
+
+def most_reads(questions: Sequence[Question], steps: Sequence[int], rounds: int) -> int:
+    """How often the session that is asked for most is asked for, over all waves of a group."""
+    asked = Counter(
+        question.session
+        for number in range(1, rounds + 1)
+        for concurrency in steps
+        for question in wave_of(questions, steps, concurrency, number)
+    )
+    return max(asked.values())

@@ -24,6 +24,9 @@ class Description:
     """For people: model, engine version, options."""
     roots: tuple[Path, ...] = ()
     """Directories of this machine that hold what was stored, and nothing else. Empty: nothing is, or not here."""
+    pools: tuple[Path, ...] = ()
+    """Directories below the roots: each holds what one instance stores, or several that share a pool, and a block once
+    only. Empty: each root is one."""
     processes: tuple[int, ...] = field(default=())
     """Process ids on this machine that serve it, besides this process and its children; theirs are counted too."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from forebay.bench.restore.options import GroupOptions
 from forebay.bench.restore.results import Role
 from forebay.bench.restore.serving.endpoint import Endpoint
-from forebay.bench.restore.serving.process import LOOPBACK, Process, free_port
+from forebay.bench.restore.serving.process import LOOPBACK, Process, free_ports
 from forebay.errors import ConfigError
 
 _WORD = re.compile(r"\{(port|instance|files|pool\d*|line|limit_bytes_per_s)\}")
@@ -55,6 +55,7 @@ class Running:
 
     def __init__(self, endpoints: Sequence[Endpoint], roots: Sequence[Path]) -> None:
         self.endpoints, self.roots = tuple(endpoints), tuple(roots)
+        self.pools = self.roots
 
     def start(self) -> bool:
         """Whether anything had to be started."""
@@ -90,12 +91,18 @@ class Started:
     def roots(self) -> tuple[Path, ...]:
         return tuple(self._pools or self._group.roots)
 
+    @property
+    def pools(self) -> tuple[Path, ...]:
+        """Of all instances, each once."""
+        each = (pool for number in range(self._group.instances) for pool in self._pools_of(number))
+        return tuple(dict.fromkeys(each)) or self.roots
+
     def start(self) -> bool:
         """Have all run and answer. Returns whether anything had to be started. Raises ConfigError."""
         if self._processes and not any(process.has_ended for process in self._processes):
             return False
         self.stop()
-        ports = [free_port() for _ in range(self._group.instances)]
+        ports = free_ports(self._group.instances)
         self.endpoints = tuple(Endpoint(LOOPBACK, port) for port in ports)
         try:
             for number, port in enumerate(ports):
@@ -142,11 +149,14 @@ class Started:
             self._recipe.stop_limit_s,
         )
 
+    def _pools_of(self, number: int) -> list[Path]:
+        name = "pool" if self._group.role is Role.SHARED else f"pool-{number}"
+        return [made / name for made in self._pools]
+
     def _values(self, number: int) -> dict[str, str]:
         values = {"instance": str(number)}
-        if self._pools:
-            is_shared = self._group.role is Role.SHARED
-            pools = [str(pool / ("pool" if is_shared else f"pool-{number}")) for pool in self._pools]
+        pools = [str(pool) for pool in self._pools_of(number)]
+        if pools:
             values |= {"pool": pools[0]} | {f"pool{at}": pool for at, pool in enumerate(pools)}
         if (limit := self._group.limit_bytes_per_s) is not None:
             values |= {"limit_bytes_per_s": f"{limit:.0f}", "line": str(self._scratch / "line")}

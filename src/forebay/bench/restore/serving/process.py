@@ -21,11 +21,13 @@ _GRACE_S = 10.0
 """Beyond what the command may take to end: killing what it left behind."""
 
 
-def free_port() -> int:
-    """One on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> tuple[int, ...]:
+    """Different ones on loopback that nobody listens on now: all are held until the last is drawn."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return tuple(int(probe.getsockname()[1]) for probe in probes)
 
 
 class Process:

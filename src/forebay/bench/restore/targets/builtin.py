@@ -97,7 +97,9 @@ class BuiltinTarget:
         }
         if self._group.roots:
             told["host pool"] = f"{bytes_text(self._options.host_bytes)} an instance"
-        return Description(facts=told | throttled_fact(self._group), roots=tuple(self._pools.roots))
+        return Description(
+            facts=told | throttled_fact(self._group), roots=tuple(self._pools.roots), pools=self._pools.directories
+        )
 
     def populate(self, prompts: Sequence[Populated]) -> None:
         self._check_context([each.prompt for each in prompts])

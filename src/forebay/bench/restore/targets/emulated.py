@@ -118,7 +118,9 @@ class EmulatedTarget:
         if self._group.roots:
             facts["host pool"] = f"{bytes_text(options.host_bytes)} an instance"
             facts["populated"] = "blocks are written as an engine writes them; computing them is not timed"
-        return Description(facts=facts | throttled_fact(self._group), roots=tuple(self._pools.roots))
+        return Description(
+            facts=facts | throttled_fact(self._group), roots=tuple(self._pools.roots), pools=self._pools.directories
+        )
 
     def populate(self, prompts: Sequence[Populated]) -> None:
         if self._group.role is Role.RECOMPUTE:

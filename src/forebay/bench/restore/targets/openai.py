@@ -134,7 +134,12 @@ class OpenAITarget:
         """Of text; measured where it is populated."""
 
     def describe(self) -> Description:
-        return Description(facts=self._facts, roots=self._instances.roots, processes=self._options.processes)
+        return Description(
+            facts=self._facts,
+            roots=self._instances.roots,
+            pools=self._instances.pools,
+            processes=self._options.processes,
+        )
 
     def populate(self, prompts: Sequence[Populated]) -> None:
         self._instances.start()
