@@ -333,6 +333,18 @@ MUTANTS = (
         ("tests/bench/test_restore_throttled.py",),
     ),
     Mutant(
+        "gate-kills-every-worker-again", "bench/gates/stability/faults.py",
+        "return 0 if turn == 0 else 1 + (turn - 1) % (workers - 1)",
+        "return turn % workers",
+        ("tests/bench/test_stability.py",),
+    ),
+    Mutant(
+        "gate-explains-errors-for-ever", "bench/gates/stability/findings.py",
+        "if not is_quiet([fault], from_s, to_s, settle_s)]",
+        "if fault]",
+        ("tests/bench/test_stability.py",),
+    ),
+    Mutant(
         "restore-asks-what-was-not-stored", "bench/restore/sessions.py",
         "known = everywhere if is_shared else held[reader]",
         "known = everywhere",

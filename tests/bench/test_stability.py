@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,7 @@ def sound_log() -> list[Line]:
                 if fault.kind is FaultKind.KILL:
                     lines.append(WorkerEnded(elapsed_s=second, worker=0, incarnation=0, exit_code=-9, was_asked=True))
         lines.append(Sample(elapsed_s=second, worker=0, incarnation=1, report=found))
+        lines.append(Sample(elapsed_s=second, worker=1, incarnation=2, report=report(age_s=float(second))))
     lines.append(Closing(elapsed_s=100.0, files_bytes=5, counted_bytes=5, temporary_files=0, shm_segments=0))
     return lines
 
@@ -94,6 +96,7 @@ def test_a_sound_run_passes_and_nothing_else_does() -> None:
         (WorkerEnded(elapsed_s=60, worker=1, incarnation=2, exit_code=1, was_asked=True), "crashes"),
         (sample(60, errors={"file read corrupt": 1}), "unexpected_errors"),
         (sample(20, errors={"file ENOSPC": 1}), "unexpected_errors"),
+        (sample(68, errors={"file stopped": 1}), "unexpected_errors"),  # a root was lost from 60 to 62 s
         (sample(60, rss_bytes=6001), "rss_growth"),
         (sample(60, descriptors=24), "descriptor_growth"),
         (Look(elapsed_s=60, pool_bytes=DAY.capacity_bytes + 1), "pool_bytes"),
@@ -143,6 +146,37 @@ def test_latencies_drift() -> None:
     assert outcomes(lines)["p99_drift"] is Outcome.FAIL
     without = [line for line in sound_log() if not (isinstance(line, Sample) and line.elapsed_s > 79)]
     assert outcomes(without)["p99_drift"] is Outcome.INVALID
+
+
+def test_a_worker_that_gets_nothing_from_disk_any_more() -> None:
+    assert outcomes(sound_log())["last_disk_loads@worker 1"] is Outcome.PASS
+    lines = [
+        msgspec.structs.replace(line, report=report(disk_loads=0, disk_load_s=()))
+        if isinstance(line, Sample) and line.worker == 1 and line.elapsed_s > 60 else line
+        for line in sound_log()
+    ]  # fmt: skip
+    found = outcomes(lines)
+    assert {name for name, outcome in found.items() if outcome is not Outcome.PASS} == {"last_disk_loads@worker 1"}
+    assert found["last_disk_loads@worker 1"] is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("bytes_per_hour", "outcome"), [(30_000_000, Outcome.FAIL), (3_000_000, Outcome.PASS)])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_slow_leak_shows_in_three_days(workers: int, bytes_per_hour: int, outcome: Outcome) -> None:
+    """Although workers are killed, and begin anew with what a new process has."""
+    options = Options(roots=("a", "b"), workers=workers)
+    faults = schedule(options)
+    findings = Findings(options, faults)
+    killed = [fault for fault in faults if fault.kind is FaultKind.KILL]
+    assert {fault.target for fault in killed} == set(range(workers)), "each is killed some time"
+    for elapsed_s in range(600, int(options.duration_s) + 1, 600):
+        for worker in range(workers):
+            began_s = [fault.begins_s for fault in killed if fault.target == worker and fault.begins_s <= elapsed_s]
+            age_s = elapsed_s - max(began_s, default=0.0)
+            leaked = report(age_s=age_s, rss_bytes=10**9 + int(bytes_per_hour * age_s / 3600))
+            incarnation = worker + workers * len(began_s)
+            findings.add(Sample(elapsed_s=elapsed_s, worker=worker, incarnation=incarnation, report=leaked))
+    assert {each.name: each.outcome for each in findings.checks()}["rss_growth"] is outcome
 
 
 def test_a_fault_that_nobody_noticed_proves_nothing() -> None:

@@ -232,6 +232,7 @@ CHECK_NAMES = {
     "shm_segments_left": Text("shared memory segments left behind", "遗留的共享内存段"),
     "p99_drift": Text("p99 of loads in the last window, over that in the first", "末段加载 p99 与首段之比"),
     "disk_loads": Text("loads that brought something from disk", "从磁盘取回内容的加载次数"),
+    "last_disk_loads": Text("loads from disk in the last window", "末段从磁盘取回内容的加载次数"),
     "load_time": Text("time under load", "加载运行的时间"),
     "fault_seen": Text("times that a fault reached the product", "故障作用到产品的次数"),
 }

@@ -27,11 +27,16 @@ def schedule(options: Options) -> tuple[Fault, ...]:
     while options.faults and begins_s + options.fault_for_s + options.settle_s <= options.duration_s - options.window_s:
         kind = options.faults[len(found) % len(options.faults)]
         turn = len(found) // len(options.faults)
-        targets = options.workers if kind is FaultKind.KILL else len(options.roots)
+        target = _killed(turn, options.workers) if kind is FaultKind.KILL else turn % len(options.roots)
         ends_s = begins_s + (0.0 if kind is FaultKind.KILL else options.fault_for_s)
-        found.append(Fault(len(found), kind, begins_s, ends_s, turn % targets))
+        found.append(Fault(len(found), kind, begins_s, ends_s, target))
         begins_s += max(options.fault_every_s, options.fault_for_s + options.settle_s)
     return tuple(found)
+
+
+def _killed(turn: int, workers: int) -> int:
+    """The first one only once, and soon: all of the time after that belongs to one process, so that a slow leak shows."""
+    return 0 if turn == 0 else 1 + (turn - 1) % (workers - 1)
 
 
 def is_quiet(faults: Sequence[Fault], from_s: float, to_s: float, settle_s: float) -> bool:

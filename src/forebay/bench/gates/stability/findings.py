@@ -73,7 +73,7 @@ class Findings:
         self._unsound_rests = 0
         self._errors: Counter[str] = Counter()
         self._unexpected: Counter[str] = Counter()
-        """Those that no fault so far explains."""
+        """Those that no fault at the time explains."""
         self._slow_loads = 0
         self._rss: dict[int, _Growth] = {}
         self._descriptors: dict[int, _Growth] = {}
@@ -81,6 +81,8 @@ class Findings:
         self._kills = 0
         self._crashes: list[str] = []
         self._first_s, self._last_s = array("d"), array("d")
+        self._last_loads = [0] * options.workers
+        """From disk in the last window, of each worker."""
 
     def add(self, line: Line) -> None:
         self.elapsed_s = max(self.elapsed_s, line.elapsed_s)
@@ -113,7 +115,7 @@ class Findings:
         for name in ("loads", "disk_loads", "disk_blocks", "wrong_blocks", "wrong_bytes"):
             self._sums[name] += getattr(report, name)
         self._errors.update(report.errors)
-        expected = self._expected()
+        expected = self._expected(sample.elapsed_s - report.covers_s, sample.elapsed_s)
         self._unexpected.update({kind: count for kind, count in report.errors.items() if kind not in expected})
         if report.unsound:
             self._unsound_rests += 1
@@ -122,6 +124,8 @@ class Findings:
         is_warm = report.age_s >= self._options.warmup_s
         self._rss.setdefault(sample.incarnation, _Growth()).add(report.rss_bytes, is_warm)
         self._descriptors.setdefault(sample.incarnation, _Growth()).add(report.descriptors, is_warm)
+        if sample.elapsed_s > self._options.duration_s - self._options.window_s:
+            self._last_loads[sample.worker] += report.disk_loads
         self._add_latencies(sample.elapsed_s - report.covers_s, sample.elapsed_s, report.disk_load_s)
 
     def _add_latencies(self, from_s: float, to_s: float, latencies_s: Sequence[float]) -> None:
@@ -175,6 +179,9 @@ class Findings:
         yield self._none("shm_segments_left", closing.shm_segments if closing else None, "count")
         yield self._drift()
         yield check("disk_loads", self._sums["disk_loads"], Bound.AT_LEAST, options.limits.least_loads, "count")
+        for worker, loads in enumerate(self._last_loads):
+            measured = loads if self.elapsed_s >= options.duration_s else None
+            yield check(f"last_disk_loads@worker {worker}", measured, Bound.AT_LEAST, 1, "count")
         yield check("load_time", self.elapsed_s, Bound.AT_LEAST, options.duration_s, "s")
         for kind in dict.fromkeys(fault.kind for fault in self._faults):
             seen = self._seen(kind)
@@ -195,8 +202,11 @@ class Findings:
             return self._kills
         return self._slow_loads if kind is FaultKind.SLOW else self._errors[_SEEN_BY[kind]]
 
-    def _expected(self) -> set[str]:
-        return _ALWAYS_EXPECTED.union(*(_EXPECTED[fault.kind] for fault in self._faults[: self.struck]))
+    def _expected(self, from_s: float, to_s: float) -> set[str]:
+        """Kinds that the faults of this time explain: each from its begin until all has settled and come to rest."""
+        settle_s = self._options.settle_s + self._options.rest_s
+        struck = [fault for fault in self._faults[: self.struck] if not is_quiet([fault], from_s, to_s, settle_s)]
+        return _ALWAYS_EXPECTED.union(*(_EXPECTED[fault.kind] for fault in struck))
 
     def _none(self, name: str, measured: int | None, unit: str, words: str = "") -> Check:
         found = check(name, measured, Bound.EQUAL, 0, unit)

@@ -22,7 +22,7 @@ _LEAST_SLOTS = 16
 
 class FaultKind(Enum):
     KILL = "kill"
-    """One worker is killed (SIGKILL) and started again. The workers take turns."""
+    """One worker is killed (SIGKILL) and started again: the first one once, and then the others in turn."""
     FULL = "full disk"
     """No room for any write, in every second worker."""
     SLOW = "slow device"
