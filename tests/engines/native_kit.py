@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pool_files import block_hash, file_of
+
 BLOCK_TOKENS = 32
 Tokens = tuple[int, ...]
 
@@ -20,6 +22,7 @@ def tier(pool: Path, **options: Any) -> dict[str, Any]:
         "module_path": "forebay.connectors.vllm.tier",
         "pool": str(pool),
         "capacity_gib": 1.0,
+        "lookup_deadline_s": 30.0,  # a busy machine must not turn a hit into a recompute
         **options,
     }
 
@@ -36,23 +39,16 @@ class Engine:
         self._llm = llm
         self.answers: dict[str, Tokens] = {}
 
-    def answer(self, prompts: Sequence[list[int]], *, max_tokens: int = 8, **fields: Any) -> list[Tokens]:
+    def answer(
+        self, prompts: Sequence[list[int]], *, max_tokens: int = 8, lora: Any = None, **fields: Any
+    ) -> list[Tokens]:
         """Greedy tokens of all prompts, sent at once. `fields` go into each prompt, such as cache_salt."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False)
         asked = [{"prompt_token_ids": tokens, **fields} for tokens in prompts]
-        return [tuple(each.outputs[0].token_ids) for each in self._llm.generate(asked, greedy, use_tqdm=False)]
-
-    def give_up(self, tokens: list[int], after_steps: int) -> None:
-        """Send a request and abort it so many steps later."""
-        from vllm import SamplingParams
-
-        running = self._llm.llm_engine
-        running.add_request("given up", {"prompt_token_ids": tokens}, SamplingParams(detokenize=False))
-        for _ in range(after_steps):
-            running.step()
-        running.abort_request(["given up"])
+        outputs = self._llm.generate(asked, greedy, use_tqdm=False, lora_request=lora)
+        return [tuple(each.outputs[0].token_ids) for each in outputs]
 
     def send(self, request_id: str, tokens: list[int], *, max_tokens: int = 8) -> None:
         from vllm import SamplingParams
@@ -68,12 +64,27 @@ class Engine:
             if output.finished:
                 self.answers[output.request_id] = tuple(output.outputs[0].token_ids)
 
+    def step_until_loading(self) -> None:
+        """Until a block is on its way from the pool to vLLM's DRAM."""
+        for _ in range(1000):
+            if any(sent.is_load for sent in self.forebay._sent.values()):
+                return
+            self.step()
+        raise AssertionError("nothing is loaded")
+
     def finish(self) -> None:
         """Step until no request is left."""
         give_up = time.monotonic() + 120
         while self._llm.llm_engine.has_unfinished_requests():
             self.step()
             assert time.monotonic() < give_up, "requests do not come to an end"
+
+    def file_of(self, pool: Path, tokens: list[int], position: int) -> Path:
+        """Of a block of a prompt."""
+        from vllm.v1.kv_offload.base import make_offload_key
+
+        name = make_offload_key(block_hash(tokens, BLOCK_TOKENS, position), 0)
+        return file_of(pool, self.forebay._root_key, name)
 
     # --- inside
 
@@ -120,8 +131,9 @@ class Engine:
         assert self._llm.reset_prefix_cache(reset_connector=True)
 
     def end_doubts(self) -> None:
-        """As if some time had passed since a load failed."""
+        """As if some time had passed since a load failed, or a lookup found nothing."""
         self.forebay._shelf._distrusted._until_ns.clear()
+        self.forebay._shelf._absent._until_ns.clear()
 
     def flush(self) -> None:
         """One more step or two: vLLM starts the last copies to its DRAM only then."""
@@ -135,6 +147,22 @@ class Engine:
             if each.name == name and labels.items() <= each.labels.items() and hasattr(each, "value")
         )
 
+    @contextmanager
+    def growth(self, *names: str) -> Iterator[dict[str, float]]:
+        """How much these metrics have grown, when the block has ended: `failed_blocks` is
+        `vllm:forebay_tier_failed_blocks`, `failed_blocks outcome=corrupt kind=read` a part of it, `hits` is `hits`."""
+        grown: dict[str, float] = {}
+        before = {name: self._number(name) for name in names}
+        yield grown
+        self.settle()
+        grown.update({name: self._number(name) - before[name] for name in names})
+
+    def _number(self, name: str) -> float:
+        if name == "hits":
+            return self.hits
+        metric, *labels = name.split()
+        return self.metric(f"vllm:forebay_tier_{metric}", **dict(label.split("=") for label in labels))
+
     @property
     def hits(self) -> float:
         """Blocks that lookups found in the secondary tier."""
@@ -145,6 +173,7 @@ class Engine:
 def engine(model: Path, *tiers: dict[str, Any], **options: Any) -> Iterator[Engine]:
     from vllm import LLM
     from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
 
     extra = {
         "spec_name": "CpuTieringSpec",
@@ -170,10 +199,13 @@ def engine(model: Path, *tiers: dict[str, Any], **options: Any) -> Iterator[Engi
         "seed": 0,
         **options,
     }
-    llm = LLM(model=str(model), kv_transfer_config=transfer if tiers else None, **settings)
     try:
-        yield Engine(llm)
+        llm = LLM(model=str(model), kv_transfer_config=transfer if tiers else None, **settings)
+        try:
+            yield Engine(llm)
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
+        ensure_kv_transfer_shutdown()  # vLLM keeps the worker's connector in a global, also of a failed start
         gc.collect()

@@ -6,6 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from forebay.keys import derived_key
+from forebay.types import BlockKey
+
 
 def block_files(pool: Path) -> list[Path]:
     """Oldest first; without those that go while they are listed."""
@@ -15,6 +18,24 @@ def block_files(pool: Path) -> list[Path]:
 def stored_bytes(pool: Path) -> int:
     """Of all block files, headers included."""
     return sum(status.st_size for _, status in _looked_at(pool))
+
+
+def block_hash(tokens: list[int], block_tokens: int, position: int) -> bytes:
+    """vLLM's own name of a block of a prompt: its hash of the prefix."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256_cbor
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.request import Request
+
+    hasher = get_request_block_hasher(block_tokens, sha256_cbor)
+    request = Request("any", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
+    return bytes(request.block_hashes[position])
+
+
+def file_of(pool: Path, root: BlockKey, name: bytes) -> Path:
+    """Where the block of this name is stored; `root` is the key of its namespace."""
+    key = derived_key(root, name).hex()
+    return pool / root.hex() / key[:2] / f"{key}.kv"
 
 
 def _looked_at(pool: Path) -> list[tuple[Path, os.stat_result]]:

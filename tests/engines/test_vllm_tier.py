@@ -6,15 +6,17 @@ import logging
 import random
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from native_kit import BLOCK_TOKENS, Tokens, engine, prompt, tier
-from pool_files import DAMAGES, block_files, stored_bytes
+from model_kit import save_model, write_adapter
+from native_kit import BLOCK_TOKENS, Engine, Tokens, engine, prompt, tier
+from pool_files import DAMAGES, block_files, remove, stored_bytes
+
+from forebay.errors import ConfigError
 
 B = BLOCK_TOKENS
 LENGTHS = (1, B - 1, B, 3 * B, 3 * B + 1, 3000)
@@ -23,9 +25,18 @@ PROMPTS = [prompt(seed, tokens) for seed, tokens in enumerate(LENGTHS)] + [
     COMMON + prompt(60 + tail, 5 + 40 * tail) for tail in range(4)
 ]
 LONG = [prompt(100 + i, 10 * B + 7) for i in range(4)]
+OTHER_START = [prompt(7, B) + tokens[B:] for tokens in LONG]
+DAMAGED = [prompt(300 + i, 10 * B + 7) for i in range(3)]
+HUNGRY = [prompt(400 + i, 6 * B + i) for i in range(6)]
+"""With 4 blocks of answer each, more than a small device has room for."""
 LIBRARY = [COMMON[: B * blocks] + prompt(500 + i, i % (2 * B)) for i, blocks in enumerate(range(1, 13))] + [
     prompt(600 + i, 1 + i * B // 2) for i in range(12)
 ]
+
+
+def loadable(*prompts: list[int]) -> int:
+    """Blocks of prompts that can come from the pool: all that are full, one of several prompts once."""
+    return len({tuple(tokens[:end]) for tokens in prompts for end in range(B, len(tokens) + 1, B)})
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,13 @@ class Filled:
 
     model: Path
     pool: Path
+    filler_answers: list[Tokens]
     answers: list[Tokens]
     long_answers: list[Tokens]
-    filler_answers: list[Tokens]
+    other_start_answers: list[Tokens]
+    library_answers: list[Tokens]
+    damaged_answers: list[Tokens]
+    hungry_answers: list[Tokens]
 
     def copy(self, to: Path) -> Path:
         """A pool of one's own to damage."""
@@ -46,19 +61,25 @@ class Filled:
 @pytest.fixture(scope="module")
 def filled(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Filled:
     model, pool = make_model(), tmp_path_factory.mktemp("pools") / "pool"
-    with engine(model) as plain:
-        answers, long_answers = plain.answer(PROMPTS), plain.answer(LONG)
     with engine(model, tier(pool)) as filler:
         filler_answers = filler.answer(PROMPTS) + filler.answer(LONG)
-        filler.flush()
-    return Filled(model, pool, answers, long_answers, filler_answers)
+        filler.check_at_rest()
+    with engine(model) as plain:
+        return Filled(
+            model,
+            pool,
+            filler_answers,
+            plain.answer(PROMPTS),
+            plain.answer(LONG),
+            plain.answer(OTHER_START),
+            plain.answer(LIBRARY),
+            plain.answer(DAMAGED),
+            plain.answer(HUNGRY, max_tokens=4 * B),
+        )
 
 
 def test_a_new_engine_on_a_filled_pool_says_the_same(filled: Filled, tmp_path: Path) -> None:
-    with engine(filled.model) as plain:
-        others = plain.answer([prompt(7, B) + tokens[B:] for tokens in LONG])
-    different = [other != own for other, own in zip(others, filled.long_answers, strict=True)]
-    assert all(different), "answers depend on the first block: with wrong KV they would be wrong"
+    assert not set(filled.other_start_answers) & set(filled.long_answers), "wrong KV would show"
     assert filled.filler_answers == filled.answers + filled.long_answers
     pool = filled.copy(tmp_path / "pool")
     with logged() as lines, engine(filled.model, tier(pool)) as restored:
@@ -116,34 +137,94 @@ def test_answers_without_asking_when_the_pool_is_not_shared(filled: Filled, tmp_
         assert restored.hits > 0
 
 
-def test_damage_costs_a_recompute_and_no_token(filled: Filled, tmp_path: Path) -> None:
-    """Three blocks of three long prompts: a flipped byte, a cut, a deletion."""
-    pool = filled.copy(tmp_path / "pool")
-    blocks_each = len(LONG[0]) // B
-    files = block_files(pool)
-    newest = files[-blocks_each * 4 :]
-    size_bytes = newest[0].stat().st_size
-    for at, path in enumerate(newest):
-        if at % 3 == 0:
-            with path.open("r+b") as file:
-                file.seek(4096 + 1000)
-                byte = file.read(1)[0]
-                file.seek(4096 + 1000)
-                file.write(bytes([byte ^ 0x10]))
-        elif at % 3 == 1:
-            with path.open("r+b") as file:
-                file.truncate(size_bytes // 2)
-        elif at % 2 == 0:
-            path.unlink()
-    with engine(filled.model, tier(pool)) as restored:
-        assert restored.answer(LONG) == filled.long_answers
-        assert restored.answer(PROMPTS) == filled.answers
-        restored.flush()
-        assert restored.metric("vllm:forebay_tier_failed_blocks", kind="read", outcome="corrupt") > 0
-    assert list((pool / "quarantine").iterdir()), "damage is set aside, not served again"
-    with engine(filled.model, tier(pool)) as again:
-        assert again.answer(LONG) == filled.long_answers
-        assert again.metric("vllm:forebay_tier_failed_blocks", kind="read") == 0
+class TestOneEngine:
+    """One vLLM that starts on a filled pool, and that every test leaves well. (There can be only one in a process.)"""
+
+    @pytest.fixture(scope="class")
+    def pool(self, filled: Filled, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return filled.copy(tmp_path_factory.mktemp("copy") / "pool")
+
+    @pytest.fixture(scope="class")
+    def running(self, filled: Filled, pool: Path) -> Iterator[Engine]:
+        with engine(filled.model, tier(pool), num_gpu_blocks_override=640) as running:
+            yield running
+
+    @pytest.mark.parametrize("case", range(len(DAMAGES)))
+    def test_a_damaged_block_in_the_middle_costs_a_recompute_and_is_mended(
+        self, filled: Filled, running: Engine, pool: Path, case: int
+    ) -> None:
+        tokens, expected, damage = DAMAGED[case], [filled.damaged_answers[case]], DAMAGES[case]
+        assert running.answer([tokens]) == expected
+        running.make_cold()
+        file = running.file_of(pool, tokens, 5)
+        sound = file.read_bytes()
+        damage(file)
+        outcomes = {f"failed_blocks kind=read outcome={outcome}" for outcome in ("corrupt", "missing", "failed")}
+        kinds = ("events kind=payload-checksum", "events kind=wrong-length")
+        with running.growth(*outcomes, *kinds) as grown:
+            assert running.answer([tokens]) == expected
+        outcome = "missing" if damage is remove else "corrupt"
+        met = {
+            f"failed_blocks kind=read outcome={outcome}",
+            *(k for k, d in zip(kinds, DAMAGES, strict=False) if d is damage),
+        }
+        assert {name for name, times in grown.items() if times == 1} == met
+        assert sum(grown.values()) == len(met)
+        running.make_cold()
+        assert file.read_bytes()[-1000:] == sound[-1000:], "stored again, as it was"
+        running.end_doubts()
+        with running.growth("hits", "failed_blocks") as grown:
+            assert running.answer([tokens]) == expected
+        assert grown == {"hits": loadable(tokens), "failed_blocks": 0}
+        running.check_at_rest()
+
+    def test_an_abort_in_the_middle_of_a_load_leaves_nothing_behind(self, filled: Filled, running: Engine) -> None:
+        for steps_into_the_load in range(6):
+            running.make_cold()
+            running.send("given up", PROMPTS[5])
+            running.step_until_loading()
+            for _ in range(steps_into_the_load):
+                running.step()
+            assert "given up" not in running.answers
+            running.abort("given up")
+            running.send("other", LONG[0])
+            running.finish()
+            assert running.answers == {"other": filled.long_answers[0]}
+            running.answers.clear()
+            running.check_at_rest()
+        assert running.answer([PROMPTS[5]]) == [filled.answers[5]]
+
+    def test_random_schedules(self, filled: Filled, running: Engine, pool: Path) -> None:
+        """Requests that share prefixes come, go and are aborted, while blocks are damaged and memory is emptied."""
+        counted = ("hits", "failed_blocks kind=read outcome=corrupt")
+        with running.growth(*counted) as grown:
+            for seed in range(200):
+                draw = random.Random(seed)
+                sent: dict[str, int] = {}
+                for number in range(draw.randint(1, 5)):
+                    request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
+                    sent[request_id] = choice
+                    running.send(request_id, LIBRARY[choice])
+                    for _ in range(draw.randint(0, 4)):
+                        running.step()
+                    if draw.random() < 0.25:
+                        given_up = draw.choice(sorted(sent))
+                        running.abort(given_up)
+                        del sent[given_up]
+                    if draw.random() < 0.2:
+                        with suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
+                            draw.choice(DAMAGES)(draw.choice(block_files(pool)))
+                running.finish()
+                assert {name: running.answers[name] for name in sent} == {
+                    name: filled.library_answers[choice] for name, choice in sent.items()
+                }, seed
+                running.answers.clear()
+                running.check_at_rest()
+                if draw.random() < 0.7:
+                    running.make_cold()
+                    running.end_doubts()
+        assert grown["hits"] > 500, "blocks came from the pool"
+        assert grown[counted[1]] > 0, "damage was met by loads"
 
 
 def test_other_weights_at_the_same_path_find_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -168,9 +249,33 @@ def test_other_salt_other_block_size_and_other_dtype_find_nothing(filled: Filled
     with engine(filled.model, tier(pool), block_size=2 * B) as coarse:
         assert coarse.answer(LONG) == filled.long_answers
         assert coarse.hits == 0
+    with engine(filled.model, dtype="bfloat16") as plain:
+        expected = plain.answer(LONG)
     with engine(filled.model, tier(pool), dtype="bfloat16") as rounded:
-        rounded.answer(LONG)
+        assert rounded.answer(LONG) == expected
         assert rounded.hits == 0
+
+
+def test_adapters_are_known_by_name(filled: Filled, tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    path = write_adapter(tmp_path / "adapter", 1)
+    first, renamed = LoRARequest("first", 1, str(path)), LoRARequest("renamed", 2, str(path))
+    other = LoRARequest("other", 3, str(write_adapter(tmp_path / "other", 2)))
+    with engine(filled.model, tier(tmp_path / "pool"), enable_lora=True) as running:
+        assert running.answer(LONG) == filled.long_answers
+        computed: dict[str, list[Tokens]] = {}
+        for adapter, hits in (
+            (first, 0), (other, 0), (first, loadable(*LONG)), (renamed, 0), (other, loadable(*LONG)),
+        ):  # fmt: skip
+            running.make_cold()
+            with running.growth("hits") as grown:
+                answers = running.answer(LONG, lora=adapter)
+            assert grown == {"hits": hits}
+            assert answers == computed.setdefault(adapter.lora_path, answers)
+        assert not set(computed[first.lora_path]) & set(computed[other.lora_path])
+        assert not set(filled.long_answers) & {answer for answers in computed.values() for answer in answers}
+        running.check_at_rest()
 
 
 def test_capacity_holds_while_more_is_stored(filled: Filled, tmp_path: Path) -> None:
@@ -191,76 +296,60 @@ def test_capacity_holds_while_more_is_stored(filled: Filled, tmp_path: Path) -> 
 
 
 def test_preemption_overwrites_nothing_that_is_still_being_stored(filled: Filled, tmp_path: Path) -> None:
-    hungry = [prompt(400 + i, 6 * B + i) for i in range(6)]
     few_blocks = {"num_gpu_blocks_override": 34, "max_model_len": 1024, "scheduler_reserve_full_isl": False}
-    with engine(filled.model) as plain:
-        expected = plain.answer(hungry, max_tokens=4 * B)
     with engine(filled.model, tier(tmp_path / "pool"), **few_blocks) as short:
-        assert short.answer(hungry, max_tokens=4 * B) == expected
+        assert short.answer(HUNGRY, max_tokens=4 * B) == filled.hungry_answers
         assert short.metric("vllm:num_preemptions") > 0
-        short.flush()
+        short.check_at_rest()
     with engine(filled.model, tier(tmp_path / "pool")) as next_one:
-        assert next_one.answer(hungry, max_tokens=4 * B) == expected
-        assert next_one.hits >= 5 * len(hungry)
+        assert next_one.answer(HUNGRY, max_tokens=4 * B) == filled.hungry_answers
+        assert next_one.hits >= 5 * len(HUNGRY)
+        next_one.check_at_rest()
 
 
-def test_an_abort_in_the_middle_of_a_load_leaves_nothing_behind(filled: Filled, tmp_path: Path) -> None:
-    with engine(filled.model, tier(filled.copy(tmp_path / "pool"))) as running:
-        for steps, tokens in enumerate(LONG):
-            running.give_up(tokens, after_steps=steps + 1)
-            assert running.answer(PROMPTS[2:4]) == filled.answers[2:4]
-        assert running.answer(LONG) == filled.long_answers
-        running.flush()
-        assert running.metric("vllm:forebay_tier_open_jobs") == 0
-
-
-def test_random_schedules(filled: Filled, tmp_path: Path) -> None:
-    """Requests that share prefixes come, go and are aborted, while blocks are damaged and memory is emptied."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pool_that_vanishes_under_load_costs_recomputes(filled: Filled, tmp_path: Path, shared: bool) -> None:
     pool = filled.copy(tmp_path / "pool")
-    with engine(filled.model) as plain:
-        expected = [plain.answer([tokens])[0] for tokens in LIBRARY]
-    with engine(filled.model, tier(pool), num_gpu_blocks_override=640) as running:
-        for seed in range(200):
-            draw = random.Random(seed)
-            sent: dict[str, int] = {}
-            for number in range(draw.randint(1, 5)):
-                request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
-                sent[request_id] = choice
-                running.send(request_id, LIBRARY[choice])
-                for _ in range(draw.randint(0, 4)):
-                    running.step()
-                if draw.random() < 0.25:
-                    given_up = draw.choice(sorted(sent))
-                    running.abort(given_up)
-                    del sent[given_up]
-                if draw.random() < 0.2:
-                    with suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
-                        draw.choice(DAMAGES)(draw.choice(block_files(pool)))
-            running.finish()
-            assert {name: running.answers[name] for name in sent} == {
-                name: expected[choice] for name, choice in sent.items()
-            }, seed
-            running.answers.clear()
-            running.check_at_rest()
-            if draw.random() < 0.7:
-                running.make_cold()
-                running.end_doubts()
-        assert running.hits > 200, "blocks came from the pool"
-        assert running.metric("vllm:forebay_tier_failed_blocks", kind="read", outcome="corrupt") > 0
+    with engine(filled.model, tier(pool, shared=shared)) as running:
+        for i, tokens in enumerate(LONG):
+            running.send(f"load-{i}", tokens)
+        running.step_until_loading()
+        pool.rename(tmp_path / "away")
+        running.finish()
+        assert [running.answers.pop(f"load-{i}") for i in range(len(LONG))] == filled.long_answers
+        lost = "failed_blocks kind=read outcome=missing"
+        with running.growth(lost, "failed_blocks kind=read") as grown:
+            assert running.answer(PROMPTS) == filled.answers
+        assert grown == dict.fromkeys(grown, loadable(*PROMPTS))
+        assert running.metric("vllm:forebay_tier_events", kind="vanished") > 0
+        running.check_at_rest()
+        assert not pool.exists(), "no new pool appears where the old one was mounted"
+        (tmp_path / "away").rename(pool)
+        running.make_cold()
+        assert running.answer(OTHER_START) == filled.other_start_answers
+        assert running.metric("vllm:forebay_tier_events", kind="returned") > 0
+        running.make_cold()
+        running.end_doubts()
+        with running.growth("hits", "failed_blocks") as grown:
+            assert running.answer(PROMPTS) == filled.answers
+            assert running.answer(OTHER_START) == filled.other_start_answers
+        assert grown == {"hits": loadable(*PROMPTS, *OTHER_START), "failed_blocks": 0}
+        running.check_at_rest()
 
 
-def test_a_pool_that_vanishes_under_load(filled: Filled, tmp_path: Path) -> None:
-    pool = filled.copy(tmp_path / "pool")
-    with engine(filled.model, tier(pool, shared=False)) as restored:
-        gone = threading.Thread(target=lambda: pool.rename(tmp_path / "elsewhere"))
-        gone.start()
-        assert restored.answer(PROMPTS + LONG) == filled.answers + filled.long_answers
-        gone.join()
-        assert restored.answer([[*tokens[:-1], 3] for tokens in LONG])
-        restored.flush()
-        assert restored.answer(LONG) == filled.long_answers
-        counted = ("failed", "dropped", "refused")
-        assert sum(restored.metric(f"vllm:forebay_tier_{what}_blocks") for what in counted) > 0
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("sliding", "SlidingWindowSpec"),
+        ("sliding and full", "2 block tables"),
+        ("states and full", "2 block tables"),
+        ("latent", "latent attention on a CPU"),
+    ],
+)
+def test_models_that_cannot_be_restored_exactly_are_refused(tmp_path: Path, family: str, words: str) -> None:
+    starting = engine(save_model(family, tmp_path / "model"), tier(tmp_path / "pool"), dtype="bfloat16")
+    with pytest.raises(ConfigError, match=words), starting:
+        pass
 
 
 def test_bad_options_are_named(filled: Filled, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.keys import derived_key, namespace_key
+from pool_files import block_hash, file_of
+
+from forebay.keys import namespace_key
 
 BLOCK_TOKENS = 32
 VOCABULARY = 512
@@ -25,70 +26,9 @@ def prompt(seed: int, tokens: int) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(tokens)]
 
 
-def write_adapter(path: Path, seed: int) -> Path:
-    """A LoRA adapter for the model of `make_model`, of random weights."""
-    import torch
-    from safetensors.torch import save_file
-
-    path.mkdir(exist_ok=True)
-    draw = torch.Generator().manual_seed(seed)
-    weights = {}
-    for layer in range(2):
-        for name, outputs in (("q_proj", 128), ("v_proj", 64)):
-            base = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{base}.lora_A.weight"] = torch.randn(8, 128, generator=draw)
-            weights[f"{base}.lora_B.weight"] = torch.randn(outputs, 8, generator=draw)
-    save_file(weights, path / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (path / "adapter_config.json").write_text(json.dumps(config))
-    return path
-
-
-def save_model(family: str, path: Path) -> Path:
-    """A tiny model of random weights of another family than `make_model`'s."""
-    import torch
-    from transformers import (
-        DeepseekV2Config,
-        DeepseekV2ForCausalLM,
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        MistralConfig,
-        MistralForCausalLM,
-    )
-
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192,
-        "initializer_range": 0.3,
-    }  # fmt: skip
-    latent = {
-        "num_key_value_heads": 4, "head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
-        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "moe_intermediate_size": 32,
-    }  # fmt: skip
-    layers = ["sliding_attention", "full_attention"]
-    model = {
-        "sliding and full": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**shape, sliding_window=64, layer_types=layers)),
-        "sliding": lambda: MistralForCausalLM(MistralConfig(**shape, sliding_window=64)),
-        "latent": lambda: DeepseekV2ForCausalLM(DeepseekV2Config(**shape | latent)),
-    }[family]()
-    model.save_pretrained(path)
-    return path
-
-
 def block_file(running: Engine, pool: Path, tokens: list[int], position: int) -> Path:
-    """The file of a block of a prompt, found as the connector does: by vLLM's own hash of the prefix."""
-    from vllm import SamplingParams
-    from vllm.utils.hashing import sha256_cbor
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-    from vllm.v1.request import Request
-
-    hasher = get_request_block_hasher(BLOCK_TOKENS, sha256_cbor)
-    request = Request("any", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
     root = namespace_key(running.worker.handshake.parts[0].namespace)
-    key = derived_key(root, request.block_hashes[position]).hex()
-    return pool / root.hex() / key[:2] / f"{key}.kv"
+    return file_of(pool, root, block_hash(tokens, BLOCK_TOKENS, position))
 
 
 @dataclass
