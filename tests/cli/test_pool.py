@@ -44,6 +44,23 @@ def block_file(root: Path, number: int) -> Path:
     return found
 
 
+def test_a_long_count_says_how_far_it_is(
+    root: Path, capsys: Capture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are counted on the disk, and again when the catalogue has to be made anew."""
+    (root / "catalogue").unlink()
+    monkeypatch.setattr("forebay.tiers.file.admin.looking._TELL_BLOCKS", 4)
+    monkeypatch.setattr("forebay.tiers.file.rebuild._TELL_BLOCKS", 4)
+    shown: list[str] = []
+    monkeypatch.setattr("rich.status.Status.update", lambda self, words: shown.append(words))
+    assert run(["pool", "stat", str(root)]) == 0
+    assert shown == ["counting blocks: 4, 32.00 KiB", "counting blocks: 8, 64.00 KiB"]
+    lines = [record.getMessage() for record in caplog.records if "found so far" in record.getMessage()]
+    assert [int(line.split()[-5]) for line in lines] == sorted(int(line.split()[-5]) for line in lines)
+    assert 4 <= int(lines[0].split()[-5]) <= 10
+    assert all(record.levelname == "WARNING" for record in caplog.records)
+
+
 def test_stat(root: Path, capsys: Capture) -> None:
     assert run(["pool", "stat", str(root)]) == 0
     assert "10 in 1 namespaces, 80.00 KiB" in capsys.readouterr().out

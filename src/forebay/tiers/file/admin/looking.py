@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,16 @@ from forebay.tiers.file.records import Limit
 from forebay.tiers.file.upkeep import Upkeep
 from forebay.types import Namespace
 
+Progress = Callable[[int, int], None]
+"""Blocks and bytes so far."""
+
 _FIRST_HOUR_S = 3600.0
+_TELL_BLOCKS = 5_000
+"""Between two calls of the progress callback, while blocks are counted."""
+
+
+def nobody(blocks: int, read_bytes: int) -> None:
+    """The `Progress` that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +94,10 @@ class NamespaceListing:
         return sum(usage.stored_bytes for usage in self.usage)
 
 
-def stat(roots: Sequence[Path]) -> tuple[RootStat, ...]:
-    """What is in each root."""
-    return tuple(_root_stat(root, marker) for root, marker in marked(roots))
+def stat(roots: Sequence[Path], progress: Progress = nobody) -> tuple[RootStat, ...]:
+    """What is in each root. `progress` is told the blocks counted so far, and their bytes."""
+    counter = _Counter(progress)
+    return tuple(_root_stat(root, marker, counter) for root, marker in marked(roots))
 
 
 def wear(roots: Sequence[Path], now_unix_s: float) -> Wear:
@@ -120,13 +130,14 @@ def wear(roots: Sequence[Path], now_unix_s: float) -> Wear:
     )
 
 
-def ls(roots: Sequence[Path]) -> tuple[NamespaceListing, ...]:
-    """Every namespace with what it stands for, in the order of the digests."""
+def ls(roots: Sequence[Path], progress: Progress = nobody) -> tuple[NamespaceListing, ...]:
+    """Every namespace with what it stands for, in the order of the digests. `progress`: as for `stat`."""
+    counter = _Counter(progress)
     usage: dict[str, list[Usage]] = {}
     known: dict[str, Namespace] = {}
     for root, _ in marked(roots):
         for namespace_hex in layout.walk_namespaces(str(root)):
-            usage.setdefault(namespace_hex, []).append(_usage(root, [namespace_hex]))
+            usage.setdefault(namespace_hex, []).append(counter.usage(root, [namespace_hex]))
             namespace = layout.read_namespace(root, namespace_hex)
             if namespace is not None:
                 known[namespace_hex] = namespace
@@ -166,10 +177,10 @@ def _check_listable(root: Path) -> None:
             raise ConfigError(f"cannot list {directory}: run this as the user who owns the pool")
 
 
-def _root_stat(root: Path, marker: layout.Marker) -> RootStat:
+def _root_stat(root: Path, marker: layout.Marker, counter: _Counter) -> RootStat:
     namespaces = layout.walk_namespaces(str(root))
-    usage = _usage(root, namespaces)
-    odd = [length for name in namespaces for length in _odd_lengths(root, name)]
+    odd: list[int] = []
+    usage = counter.usage(root, namespaces, odd)
     unfinished, quarantined = layout.temp_files(str(root)), layout.set_aside_files(str(root))
     space = os.statvfs(root)
     return RootStat(
@@ -190,23 +201,38 @@ def _root_stat(root: Path, marker: layout.Marker) -> RootStat:
     )
 
 
-def _usage(root: Path, namespaces: Sequence[str]) -> Usage:
-    blocks = stored_bytes = 0
-    for namespace_hex in namespaces:
-        for file in layout.walk_blocks(str(root), namespace_hex):
-            if file.is_regular:
+class _Counter:
+    """Counts blocks, and tells of it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._blocks = self._bytes = 0
+
+    def usage(self, root: Path, namespaces: Sequence[str], odd: list[int] | None = None) -> Usage:
+        """The lengths of files whose length is not their namespace's are added to `odd`."""
+        blocks = stored_bytes = 0
+        for namespace_hex in namespaces:
+            expected_bytes = _expected_bytes(root, namespace_hex)
+            for file in self._files(root, namespace_hex):
                 blocks += 1
                 stored_bytes += file.length_bytes
-    return Usage(str(root), blocks, stored_bytes)
+                if odd is not None and expected_bytes not in (None, file.length_bytes):
+                    odd.append(file.length_bytes)
+        return Usage(str(root), blocks, stored_bytes)
+
+    def _files(self, root: Path, namespace_hex: str) -> Iterator[layout.BlockFile]:
+        for file in layout.walk_blocks(str(root), namespace_hex):
+            if file.is_regular:
+                yield file
+                self._blocks, self._bytes = self._blocks + 1, self._bytes + file.length_bytes
+                if self._blocks % _TELL_BLOCKS == 0:
+                    self._progress(self._blocks, self._bytes)
 
 
-def _odd_lengths(root: Path, namespace_hex: str) -> list[int]:
+def _expected_bytes(root: Path, namespace_hex: str) -> int | None:
+    """How long a block's file of this namespace is; None where nothing says it."""
     namespace = layout.read_namespace(root, namespace_hex)
-    if namespace is None:
-        return []
-    expected = Shape(bytes.fromhex(namespace_hex), namespace.block_bytes).stored_bytes
-    files = layout.walk_blocks(str(root), namespace_hex)
-    return [file.length_bytes for file in files if file.is_regular and file.length_bytes != expected]
+    return None if namespace is None else Shape(bytes.fromhex(namespace_hex), namespace.block_bytes).stored_bytes
 
 
 def lengths(paths: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
-from forebay.tiers.file.admin.looking import marked
+from forebay.tiers.file.admin.looking import Progress, marked, nobody
 from forebay.tiers.file.checking import CheckReport, Finding, Tally, best_access, check_block, set_aside_by_reads
 from forebay.tiers.file.directio import Access, Scratch
 from forebay.tiers.file.lanes import Batch, Lanes, Patience, carry_out
@@ -17,19 +17,12 @@ from forebay.tiers.file.scrub import Pace, Scrub, ScrubLimits
 from forebay.tiers.file.upkeep import Upkeep
 from forebay.types import BlockKey
 
-Progress = Callable[[int, int], None]
-"""Blocks and bytes so far."""
-
 log = logging.getLogger("forebay.tiers.file")
 
 _VERIFY_THREADS = 4
 _CLOSE_WITHIN_S = 10.0
 _BATCH_FILES = 256
 """Files between two calls of the progress callback."""
-
-
-def nobody(blocks: int, read_bytes: int) -> None:
-    """The `Progress` that nobody watches."""
 
 
 def verify(roots: Sequence[Path], progress: Progress = nobody) -> CheckReport:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
-from forebay.tiers.file.admin.looking import marked
-from forebay.tiers.file.admin.proving import Progress, nobody
+from forebay.tiers.file.admin.looking import Progress, marked, nobody
 from forebay.tiers.file.directio import its_writer_died, remove_if_its_writer_died, remove_if_there
 from forebay.tiers.file.upkeep import Upkeep
 
