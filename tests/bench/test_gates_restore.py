@@ -53,7 +53,8 @@ def test_g3_passes_a_third_less_and_fails_a_stricter_limit() -> None:
     found = g3_main.checks(record(), g3_main.Limits())
     assert set(outcomes(found).values()) == {Outcome.PASS}
     assert {each.name for each in found} == {
-        "failed_requests", "ttft_p50_change@4", "throughput_change@4", "tokens_equal@4", "requests@4",
+        "failed_requests", "ttft_p50_change@4", "throughput_change@4", "tokens_equal@4",
+        "tokens_equal@4 recompute", "requests@4",
     }  # fmt: skip
     change = next(each for each in found if each.name == "ttft_p50_change@4")
     assert change.measured == pytest.approx(-1 / 3)
@@ -75,6 +76,9 @@ def test_g3_fails_equal_media_other_tokens_and_failed_requests() -> None:
     assert outcomes(g3_main.checks(record(as_slow), g3_main.Limits()))["ttft_p50_change@4"] is Outcome.FAIL
     other = altered(lambda each: msgspec.structs.replace(each, output_digest="another"))
     assert outcomes(g3_main.checks(record(other), g3_main.Limits()))["tokens_equal@4"] is Outcome.FAIL
+    computed = altered(lambda each: msgspec.structs.replace(each, output_digest="another"), "recompute")
+    found = outcomes(g3_main.checks(record(computed), g3_main.Limits()))
+    assert {name for name, outcome in found.items() if outcome is Outcome.FAIL} == {"tokens_equal@4 recompute"}
     failed = altered(lambda each: msgspec.structs.replace(each, error="gone", ttft_s=None, output_digest=""))
     checks = g3_main.checks(record(failed, ["requests failed"]), g3_main.Limits())
     assert outcomes(checks)["failed_requests"] is Outcome.FAIL

@@ -1,6 +1,7 @@
 """Gate G3: the candidate against the baseline medium on the same machine, in one interleaved run.
 
-At each named concurrency TTFT p50 goes down and throughput goes up by the limits or more, and every output is equal.
+At each named concurrency TTFT p50 goes down and throughput goes up by the limits or more, and every output is equal:
+to the baseline's, and to what computing gives, where the plan has a group that recomputes.
 """
 
 from __future__ import annotations
@@ -67,12 +68,16 @@ def checks(record: RestoreRecord, limits: Limits) -> tuple[Check, ...]:
 def _comparisons(record: RestoreRecord, limits: Limits) -> Iterator[Check]:
     candidates = [each.name for each in record.groups if each.role in (Role.CANDIDATE, Role.SHARED)]
     baselines = [each.name for each in record.groups if each.role is Role.BASELINE]
+    computed = [each.name for each in record.groups if each.role is Role.RECOMPUTE]
     pairs = {(each.group, each.against, each.concurrency): each for each in record.comparisons}
     for concurrency in limits.concurrency or sorted({each.concurrency for each in record.cells}):
         for candidate in candidates:
             for baseline in baselines:
                 where = at(concurrency, candidate, candidates) + (f" {baseline}" if len(baselines) > 1 else "")
                 yield from _compared(where, pairs.get((candidate, baseline, concurrency)), record, limits)
+            for other in computed:
+                where = f"{at(concurrency, candidate, candidates)} {other}"
+                yield _tokens_equal(where, pairs.get((candidate, other, concurrency)))
             yield _evidence(at(concurrency, candidate, candidates), candidate, concurrency, record, limits)
 
 
@@ -87,7 +92,11 @@ def _compared(where: str, found: Comparison | None, record: RestoreRecord, limit
     yield check(
         f"throughput_change@{where}", measured_rate, Bound.AT_LEAST, limits.throughput_change, "ratio", invalid=doubts
     )
-    yield check(f"tokens_equal@{where}", float(found.tokens_equal) if found else None, Bound.EQUAL, 1, "count")
+    yield _tokens_equal(where, found)
+
+
+def _tokens_equal(where: str, found: Comparison | None) -> Check:
+    return check(f"tokens_equal@{where}", float(found.tokens_equal) if found else None, Bound.EQUAL, 1, "count")
 
 
 def _judged(spread: Spread | None, judged: Judged, bound: Bound) -> float | None:

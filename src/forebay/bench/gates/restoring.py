@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.bench.evidence import Validity
 from forebay.bench.gates.gate import Found, Workplace
-from forebay.bench.gates.verdicts import Bound, Check, Outcome, check
+from forebay.bench.gates.verdicts import Bound, Check, check
 from forebay.bench.restore.options import RestoreOptions, check_options, convert_options
 from forebay.bench.restore.report import write_files
 from forebay.bench.restore.results import Cell, RequestRecord, RestoreRecord, Role
@@ -41,13 +41,10 @@ class RestoreGate:
         with _own_roots(self.options, work) as options:
             record = run_restore(options, progress=work.progress, lost_cause=lost_cause)
         files = write_files(record, work.directory)
-        checks = self.judge(record)
-        failed = next((each for each in checks if each.outcome is Outcome.FAIL), None)
-        cause = lost_cause(record.requests)
         return Found(
-            checks=checks,
+            checks=self.judge(record),
             reasons=(*record.verdict.reasons, *record.notes),
-            stopped_early=cause if cause and failed is not None else "",
+            stopped_early=lost_cause(record.requests),
             files=tuple(path.name for path in files),
         )
 

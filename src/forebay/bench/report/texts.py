@@ -213,7 +213,10 @@ CHECK_NAMES = {
     "mtu_bytes": Text("MTU of the link", "链路的 MTU"),
     "pause_rx": Text("flow control: obeys pauses (1: yes)", "流控：响应暂停帧（1 为是）"),
     "pause_tx": Text("flow control: sends pauses (1: yes)", "流控：发送暂停帧（1 为是）"),
-    "tokens_equal": Text("every output equal to the baseline's (1: yes)", "全部输出与基线一致（1 为是）"),
+    "tokens_equal": Text(
+        "every output equal to that of the baseline, or of the group named (1: yes)",
+        "全部输出与基线（或所列组）一致（1 为是）",
+    ),
     "failed_requests": Text("requests that failed", "失败的请求"),
     "requests": Text("requests with a record of their own", "有逐条记录的请求"),
     "wrong_bytes": Text("wrong bytes returned", "返回的错误字节"),

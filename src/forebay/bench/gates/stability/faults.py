@@ -35,7 +35,7 @@ def schedule(options: Options) -> tuple[Fault, ...]:
 
 
 def _killed(turn: int, workers: int) -> int:
-    """The first one only once, and soon: all of the time after that belongs to one process, so that a slow leak shows."""
+    """The first one only once, and soon: all of the time after that is one process's, in which a slow leak shows."""
     return 0 if turn == 0 else 1 + (turn - 1) % (workers - 1)
 
 
