@@ -30,9 +30,10 @@ from forebay.connectors.vllm.options import (
     read_options,
     store_config,
 )
+from forebay.connectors.vllm.parts import RankGeometry, parts_of
 from forebay.errors import ConfigError
 from forebay.keys import namespace_key
-from forebay.types import Namespace
+from forebay.types import BlockKey, Namespace
 
 FORM = BlockForm("connector/1", block_bytes=4096, block_tokens=16, attention="vllm 0.32 CPU_ATTN vec")
 
@@ -77,6 +78,12 @@ def kv_of(*specs: FullAttentionSpec) -> SimpleNamespace:
     return SimpleNamespace(kv_cache_groups=groups, kv_cache_layout="LBHNC", hash_block_size=16)
 
 
+def kv_with_layers(*names: str) -> SimpleNamespace:
+    kv = kv_of()
+    kv.kv_cache_groups[0].layer_names = list(names)
+    return kv
+
+
 def config_of(model_dir: Path | str = "/nowhere", **changes: Any) -> SimpleNamespace:
     """Names with a double underscore reach into a part: `model__dtype`."""
     hf_config = HfConfig()
@@ -102,8 +109,10 @@ def config_of(model_dir: Path | str = "/nowhere", **changes: Any) -> SimpleNames
     return SimpleNamespace(**parts, speculative_config=None)
 
 
-def namespace(config: Any, kv: Any, part: Part | None = None, seed: str | None = None) -> Namespace:
-    return namespace_of(config, kv, weights_digest="ab" * 32, form=FORM, part=part, seed=seed)
+def namespace(
+    config: Any, kv: Any, part: Part | None = None, seed: str | None = None, form: BlockForm = FORM
+) -> Namespace:
+    return namespace_of(config, kv, weights_digest="ab" * 32, form=form, part=part, seed=seed)
 
 
 def test_equal_configurations_share_every_key() -> None:
@@ -122,7 +131,13 @@ def test_equal_configurations_share_every_key() -> None:
         lambda: namespace(config_of(), kv_of(spec_of(block_size=32))),
         lambda: namespace(config_of(), kv_of(spec_of(page_size_bytes=4096))),
         lambda: namespace(config_of(), SimpleNamespace(**vars(kv_of()) | {"kv_cache_layout": "BLHNC"})),
+        lambda: namespace(config_of(), kv_with_layers("layers.0", "layers.2")),
+        lambda: namespace(config_of(), kv_with_layers("layers.0")),
+        lambda: namespace(config_of(), kv_of(), form=dataclasses.replace(FORM, name="connector/2")),
+        lambda: namespace(config_of(), kv_of(), form=dataclasses.replace(FORM, attention="vllm 0.33 CPU_ATTN vec")),
+        lambda: namespace(config_of(), kv_of(spec_of(head_size=32))),
         lambda: namespace(config_of(parallel__tensor_parallel_size=2), kv_of()),
+        lambda: namespace(config_of(parallel__pipeline_parallel_size=2), kv_of()),
         lambda: namespace(config_of(), kv_of(), Part(1, 2, "rank1of2")),
         lambda: namespace(config_of(), kv_of(), seed="7"),
         lambda: namespace(config_of(cache__prefix_caching_hash_algo="sha256"), kv_of()),
@@ -131,6 +146,24 @@ def test_equal_configurations_share_every_key() -> None:
 )  # fmt: skip
 def test_whatever_shapes_the_bytes_gives_another_namespace(other: Any) -> None:
     assert namespace_key(other()) != namespace_key(namespace(config_of(), kv_of()))
+
+
+@pytest.mark.parametrize(("unit", "more_ranks", "fewer_ranks"), [(1, 8, 4), (2, 4, 1), (4, 2, 1)])
+def test_parts_of_heads_have_equal_keys_for_every_number_of_ranks(unit: int, more_ranks: int, fewer_ranks: int) -> None:
+    more, fewer = (keys_by_heads(ranks, unit) for ranks in (more_ranks, fewer_ranks))
+    assert more == fewer
+    assert len(set(more.values())) == len(more) == 8 // unit
+
+
+def keys_by_heads(ranks: int, unit: int) -> dict[str, BlockKey]:
+    """What each part of a model of 8 KV heads is stored under by an engine of so many ranks."""
+    heads, config = 8 // ranks, config_of(parallel__tensor_parallel_size=ranks)
+    kv = kv_of(spec_of(num_kv_heads=heads, page_size_bytes=1024 * heads))
+    return {
+        part.name: namespace_key(namespace(config, kv, part))
+        for rank in range(ranks)
+        for part in parts_of(RankGeometry(rank, ranks, 1, heads, 8), unit)
+    }
 
 
 def test_a_rope_that_depends_on_the_longest_context_brings_that_length_along() -> None:
