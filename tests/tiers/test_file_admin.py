@@ -13,11 +13,12 @@ import pytest
 from file_tier_kit import BLOCK_BYTES, STORED_BYTES, block_file, digest_of, failing, flip, namespace_dir, open_tier
 
 from forebay.errors import ConfigError
-from forebay.testing.tier_contract import key_of, namespace_of, payload_of, put
-from forebay.tiers.file import admin
+from forebay.testing.tier_contract import get, key_of, namespace_of, payload_of, put
+from forebay.tiers.file import admin, checking, layout
 from forebay.tiers.file.admin import Verdict
-from forebay.tiers.file.directio import REAL_CALLS, Access
+from forebay.tiers.file.directio import REAL_CALLS, Access, Scratch
 from forebay.tiers.file.format import Header, Shape, checksum, encode_header
+from forebay.types import Outcome
 
 OTHER_BYTES = 100
 
@@ -212,4 +213,26 @@ def test_payloads_survive_everything_that_only_looks(roots: list[Path]) -> None:
     tier = open_tier(*roots)
     for number in range(20):
         assert path_of(roots, number).read_bytes()[4096 : 4096 + BLOCK_BYTES] == payload_of(number, BLOCK_BYTES)
+    tier.close()
+
+
+def test_a_damaged_block_that_a_read_has_taken_first_is_not_called_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a"
+    tier = open_tier(root)
+    put(tier, [1, 2], BLOCK_BYTES)
+    flip(block_file(root, key_of(1)), 4096)
+    prove = checking._prove
+
+    def overtaken(access: Access, file: layout.BlockFile, scratch: Scratch) -> None:
+        try:
+            prove(access, file, scratch)
+        except checking.Damaged:
+            assert get(tier, 1, BLOCK_BYTES) is Outcome.CORRUPT
+            raise
+
+    monkeypatch.setattr(checking, "_prove", overtaken)
+    found = [*admin.verify([root]).set_aside, *admin.verify([root]).set_aside]
+    assert [(damaged.found_by, damaged.moved_to is None) for damaged in found] == [(admin.FoundBy.READ, False)]
     tier.close()

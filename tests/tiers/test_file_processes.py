@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from file_tier_kit import BLOCK_BYTES, open_tier, unfinished
+from file_tier_kit import BLOCK_BYTES, block_file, namespace_dir, open_tier, unfinished
 
 from forebay.testing.tier_contract import get, key_of, payload_of, put
 from forebay.tiers.file import Durability
@@ -85,7 +85,7 @@ def test_a_second_process_sees_the_blocks_of_the_first(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from file_tier_kit import BLOCK_BYTES, open_tier
+from file_tier_kit import namespace_dir, block_file, BLOCK_BYTES, open_tier
 from forebay.testing.tier_contract import get, key_of, payload_of, put
 tier = open_tier(Path(sys.argv[1]))
 assert get(tier, 1, BLOCK_BYTES) == payload_of(1, BLOCK_BYTES)
@@ -126,7 +126,8 @@ def test_durability_decides_what_is_synced(
     fsync = os.fsync
 
     def record_fdatasync(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().suffix)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append(path.suffix if len(path.name) > 64 else path.name)  # a block's, and not the catalogue's
         os.fdatasync(descriptor)
 
     tier = open_tier(tmp_path / "a", durability=durability, calls=replace(REAL_CALLS, sync=record_fdatasync))
@@ -135,12 +136,17 @@ def test_durability_decides_what_is_synced(
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
-    put(tier, [1], BLOCK_BYTES)  # makes the namespace's directories
-    synced.clear()
     monkeypatch.setattr(os, "fsync", record_fsync)
+    fan, other = key_of(1).hex()[:2], key_of(2).hex()[:2]
+    assert fan != other
+    directories = [namespace_dir(tmp_path / "a").name, "a"]
+    put(tier, [1], BLOCK_BYTES)
+    first, synced[:] = list(synced), []
+    block_file(tmp_path / "a", key_of(1)).unlink()
+    put(tier, [1], BLOCK_BYTES)
+    again, synced[:] = list(synced), []
     put(tier, [2], BLOCK_BYTES)
-    fan = key_of(2).hex()[:2]
-    assert [name for name in synced if name in (".tmp", fan)] == (
-        [".tmp", fan] if durability is Durability.BLOCK else []
-    )
+    wanted = [[".tmp", fan, *directories], [".tmp", fan], [".tmp", other, *directories]]
+    found = [[name for name in names if name in (".tmp", fan, other, *directories)] for names in (first, again, synced)]
+    assert found == (wanted if durability is Durability.BLOCK else [[], [], []])
     tier.close()

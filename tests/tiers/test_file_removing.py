@@ -17,7 +17,7 @@ from forebay.testing.schedule import NAMESPACE, truth
 from forebay.testing.tier_contract import get, key_of, payload_of, put
 from forebay.tiers import file
 from forebay.tiers.file import admin, layout
-from forebay.tiers.file.admin import Effect, GcLimits, Selection
+from forebay.tiers.file.admin import Effect, GcLimits, Selection, removing
 from forebay.tiers.file.directio import REAL_CALLS, Access, create_temp
 from forebay.types import Outcome
 
@@ -192,3 +192,20 @@ def test_stat_counts_the_room_of_all_that_no_store_claims(tmp_path: Path) -> Non
     assert (found.set_aside_files, found.set_aside_bytes) == (1, STORED_BYTES)
     assert (found.unfinished_files, found.unfinished_bytes) == (1, 70)
     tier.close()
+
+
+def test_a_namespace_stays_explained_although_a_store_writes_while_it_is_purged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = root / namespace_key(ALICE).hex()
+    remove = removing.remove_if_there
+
+    def written_meanwhile(path: str) -> None:
+        remove(path)
+        if path.startswith(str(directory)):
+            (directory / "ab").mkdir()
+
+    monkeypatch.setattr(removing, "remove_if_there", written_meanwhile)
+    report = admin.purge([root], Selection(namespace=directory.name))
+    assert report.kept == (str(directory),)
+    assert {listing.digest: listing.namespace for listing in admin.ls([root])}[directory.name] == ALICE

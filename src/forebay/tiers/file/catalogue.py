@@ -99,7 +99,7 @@ class Catalogue:
             self._open()
 
     def close(self) -> None:
-        """All is settled, and on the medium. A thread may still wait for the root: it fails."""
+        """All is settled, and what is written down is on the medium. A thread may still wait for the root: it fails."""
         with self._mutex:
             if self._journal is None:
                 return

@@ -131,8 +131,13 @@ def check_block(
     except NewerFormat:
         return Finding(newer=file.path)
     except Damaged as damaged:
-        with removing(file):
-            moved_to = layout.set_aside(REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage)
+        try:
+            with removing(file):
+                moved_to = layout.set_aside(
+                    REAL_CALLS, str(root), file.path, file.namespace_hex, file.key, damaged.damage
+                )
+        except FileNotFoundError:  # a read was faster: it is named as one that a read has found
+            return None
         if moved_to not in (None, file.path):
             moved_to = layout.mark_named(REAL_CALLS, moved_to)
         return Finding(set_aside=SetAside(file.path, damaged.damage.value, moved_to, FoundBy.CHECK))

@@ -289,7 +289,8 @@ def mark_named(calls: Calls, path: str) -> str:
 def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: BlockKey, damage: Damage) -> str | None:
     """Take a file that is not its block out of the way, with the reason in its new name; one warning line.
 
-    Returns where it is now: None when it was removed (quarantine is full), `file` when it cannot be moved.
+    Returns where it is now: None when it was removed (quarantine is full), `file` when it cannot be moved. Raises
+    FileNotFoundError when another reader was faster.
     """
     place = _free_name(f"{root}/{QUARANTINE}/{key.hex()}.{namespace_hex}.{damage.value}")
     try:
@@ -300,7 +301,7 @@ def set_aside(calls: Calls, root: str, file: str, namespace_hex: str, key: Block
             return None
         calls.rename(file, place)
     except FileNotFoundError:
-        return None  # another reader was faster
+        raise
     except OSError as error:
         log.warning("%s: %s; cannot be set aside: %s", file, damage.value, error.strerror)
         return file

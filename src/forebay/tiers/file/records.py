@@ -55,7 +55,7 @@ class Operation(IntEnum):
     OPENED = 6
     """writer: a process that writes here from now on; amount: a digest of the boot it lives in."""
     CLOSED = 7
-    """writer: it has ended well, and all before this record is on the medium."""
+    """writer: it has ended well, and the records before this one are on the medium."""
     INTENT = 8
     """writer: is about to publish or remove the block; amount: bytes reserved until HELD, WRITTEN or GONE says what
     became of it."""

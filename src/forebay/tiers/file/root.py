@@ -125,6 +125,8 @@ class Root:
         """None until the root was there once."""
         self._space = FreeSpace(str(path), settings.free_floor_bytes, settings.calls, settings.clock_ns)
         self._digest = settings.shape.namespace_digest
+        self._on_medium: set[str] = set()
+        """Directories of blocks whose own names have been synced."""
         self._published: set[BlockKey] = set()
         """Blocks whose bytes were written here and that are not settled yet."""
         self._lock = threading.RLock()
@@ -434,7 +436,8 @@ class Root:
             if found is None:
                 return Outcome.OK
             if stat.S_ISDIR(found.st_mode):
-                layout.set_aside(self._calls, str(self.path), path, namespace_hex, key, Damage.NOT_A_FILE)
+                with contextlib.suppress(FileNotFoundError):  # another one was faster
+                    layout.set_aside(self._calls, str(self.path), path, namespace_hex, key, Damage.NOT_A_FILE)
                 return Outcome.OK if self._lstat(path) is None else Outcome.FAILED
             self.health.blame(call, error)
             self._say_once(f"delete {error.errno}", "root %s: deletes fail: %s", self.path, error)
@@ -469,16 +472,24 @@ class Root:
         try:
             self._calls.rename(temp, path)
         except FileNotFoundError:  # the first block of this directory, or the namespace was purged meanwhile
+            self._on_medium.discard(directory)
             layout.make_namespace(self._calls, self.path, self._namespace_hex, self._settings.namespace)
             with contextlib.suppress(FileExistsError):
                 self._calls.mkdir(directory, 0o700)
             self._calls.rename(temp, path)
         if self._settings.durability is Durability.BLOCK:
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._sync_names(directory)
+
+    def _sync_names(self, directory: str) -> None:
+        """The name in this directory is on the medium, and so is the way to it."""
+        parents = [] if directory in self._on_medium else [os.path.dirname(directory), str(self.path)]  # noqa: PTH120
+        for path in (directory, *parents):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+        self._on_medium.add(directory)
 
     def _stands(self, path: str, key: BlockKey, found: os.stat_result, scratch: Scratch) -> bool:
         """Whether a file of this format is in the block's place already. Sets aside what is no block, nor a newer one.
@@ -531,7 +542,8 @@ class Root:
 
     def _set_aside(self, path: str, key: BlockKey, damage: Damage) -> None:
         self.health.count(damage.value)
-        with self.removal((key,)):  # whoever dies here leaves a block that is looked at, and not one that never was
+        # whoever dies here leaves a block that is looked at, and not one that never was; another reader may be faster
+        with self.removal((key,)), contextlib.suppress(FileNotFoundError):
             layout.set_aside(self._calls, str(self.path), path, self._namespace_hex, key, damage)
 
     def _is_old(self, found: os.stat_result) -> bool:

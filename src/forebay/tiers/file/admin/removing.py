@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat as modes
@@ -13,7 +14,7 @@ from pathlib import Path
 from forebay.errors import ConfigError
 from forebay.tiers.file import layout
 from forebay.tiers.file.admin.looking import Progress, marked, nobody
-from forebay.tiers.file.directio import its_writer_died, remove_if_its_writer_died, remove_if_there
+from forebay.tiers.file.directio import REAL_CALLS, its_writer_died, remove_if_its_writer_died, remove_if_there
 from forebay.tiers.file.upkeep import Upkeep
 
 
@@ -259,9 +260,15 @@ def _remove_namespace_directory(root: Path, namespace_hex: str) -> list[str]:
         return []
     for fan in layout.walk_fans(str(root), namespace_hex):
         _remove_if_empty(directory / fan)
+    namespace = layout.read_namespace(root, namespace_hex)
     if os.listdir(directory) == [layout.NAMESPACE_FILE]:
         remove_if_there(str(directory / layout.NAMESPACE_FILE))
-    return [] if _remove_if_empty(directory) else [str(directory)]
+    if _remove_if_empty(directory):
+        return []
+    if namespace is not None:  # a store has made a directory for its next block meanwhile
+        with contextlib.suppress(OSError):
+            layout.make_namespace(REAL_CALLS, root, namespace_hex, namespace)
+    return [str(directory)]
 
 
 def _remove_if_empty(directory: Path) -> bool:
