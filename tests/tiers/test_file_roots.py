@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from file_engine_kit import Hang
 from file_tier_kit import BLOCK_BYTES, block_file, failing, open_tier, write_all
 
 from forebay.errors import ConfigError
 from forebay.testing.tier_contract import filled, get, key_of, payload_of, put, slot
-from forebay.tiers.file import FileTier, RootOptions
+from forebay.tiers.file import FileTier, RootOptions, layout
 from forebay.tiers.file.directio import REAL_CALLS
 from forebay.tiers.file.health import RootState
 from forebay.types import Outcome
@@ -314,3 +315,30 @@ def test_two_tiers_may_make_the_same_root_at_once(tmp_path: Path) -> None:
     assert [get(tier, 1, BLOCK_BYTES) for tier in tiers] == [payload_of(1, BLOCK_BYTES)] * 4
     for tier in tiers:
         tier.close()
+
+
+def test_a_root_that_was_never_seen_and_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = tmp_path / "a", tmp_path / "mount" / "b"
+    tier = open_tier(a, b)
+    put(tier, NUMBERS, BLOCK_BYTES)
+    b.parent.mkdir()
+    open_tier(b).close()
+    hang, read_marker, answers = Hang(), layout.read_marker, list[set[int]]()
+
+    def hanging(root: Path) -> layout.Marker | None:
+        if root == b:
+            hang()
+        return read_marker(root)
+
+    monkeypatch.setattr(layout, "read_marker", hanging)
+    thread = threading.Thread(target=lambda: answers.extend(readable(tier) for _ in range(3)), daemon=True)
+    thread.start()
+    assert hang.hanging.acquire(timeout=30)
+    thread.join(30)
+    assert answers == [set(NUMBERS)] * 3
+    assert not hang.hanging.acquire(blocking=False), "one look at a time"
+    hang.release()
+    tier._looks[1].settle()
+    assert readable(tier) == set(NUMBERS)
+    assert [report.state for report in tier.describe()] == [RootState.ONLINE] * 2
+    tier.close()

@@ -39,6 +39,7 @@ from forebay.types import BlockKey, Change, Happening, Namespace, Outcome, Store
 log = logging.getLogger("forebay.tiers.file")
 
 _NAME_CHARACTERS = 64
+_MOMENT_NS = 50_000_000
 
 
 class RootOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -209,6 +210,8 @@ class FileTier:
             for i, (root, chosen) in enumerate(zip(roots, options.roots, strict=True))
         )
         self._placement = _placement(self._members)
+        self._looks: dict[int, Batch] = {}
+        """The last look for each root that was never seen, by its position."""
         self._scrub = self._start_scrub(options)
 
     # --- the port ------------------------------------------------------------------------------
@@ -430,12 +433,18 @@ class FileTier:
         return [placement.members[i] for i in order(placement.homes, key)]
 
     def _look_for_new_roots(self) -> None:
-        """Roots that were never seen yet have no place in the placement: see whether they have come."""
+        """Roots that were never seen yet have no place in the placement: see whether they have come.
+
+        In their own threads, and a moment is waited for each look: a mount that hangs must not hold up the others.
+        """
         if len(self._placement.members) == len(self._members):
             return
         for member in self._members:
-            if member.root.root_id is None:
-                member.root.check()
+            last = self._looks.get(member.position)
+            if member.root.root_id is None and (last is None or last.is_through):
+                look = member.readers.start(lambda _, __, root=member.root: root.check(), [0])  # type: ignore[misc]
+                self._looks[member.position] = look
+                look.wait_until(time.monotonic_ns() + _MOMENT_NS, time.monotonic_ns)
         self._placement = _placement(self._members)
 
     def _try_stopped(self) -> None:
