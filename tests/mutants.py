@@ -297,6 +297,12 @@ MUTANTS = (
         ("tests/tiers/test_file_locked.py",),
     ),
     Mutant(
+        "floor-forgets-what-others-reserved", "tiers/file/freespace.py",
+        " - self.floor_bytes - reserved_bytes",
+        " - self.floor_bytes",
+        ("tests/tiers/test_file_catalogue.py",),
+    ),
+    Mutant(
         "closing-waits-for-a-hung-disk", "tiers/file/lanes.py",
         "            thread.join(max(_MOMENT_S, self._until_s - time.monotonic()))",
         "            thread.join()",

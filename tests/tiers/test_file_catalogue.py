@@ -191,6 +191,62 @@ def test_a_floor_of_free_space(tmp_path: Path) -> None:
     tier.close()
 
 
+def small_disk(root: Path, blocks: int) -> Callable[[str], os.statvfs_result]:
+    """`statvfs` of a disk with room for so many blocks; other roots have all they want."""
+
+    def statvfs(path: str) -> os.statvfs_result:
+        free = blocks - len(list(root.rglob("*.kv"))) if path == str(root) else 10**6
+        return os.statvfs_result((STORED_BYTES, STORED_BYTES, blocks, free, free, 0, 0, 0, 0, 255))
+
+    return statvfs
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_the_floor_holds_to_the_block_for_all_who_write(tmp_path: Path, batch: int) -> None:
+    root, numbers = tmp_path / "a", iter(range(1000))
+    calls = replace(REAL_CALLS, statvfs=small_disk(root, 20))
+    stores = [open_tier(root, calls=calls, free_floor_bytes=5 * STORED_BYTES, shared=True) for _ in range(3)]
+    for store in stores * 3:
+        write_all(store, [next(numbers) for _ in range(batch)])
+        assert len(list(root.rglob("*.kv"))) <= 15
+    while write_all(stores[0], [next(numbers)]) == [Outcome.OK]:
+        pass
+    assert len(list(root.rglob("*.kv"))) == 15
+    assert write_all(stores[1], [1000]) == [Outcome.FULL]
+    assert stores[1].describe()[0].events["free floor"] >= 1
+    for store in stores:
+        store.delete([key_of(0)])
+    assert write_all(stores[2], [1000]) == [Outcome.OK]
+    assert stores[0].used_bytes == 15 * STORED_BYTES
+    for store in stores:
+        store.close()
+
+
+def test_the_floor_of_one_root_sends_writes_to_the_next(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    tier = open_tier(a, b, calls=replace(REAL_CALLS, statvfs=small_disk(a, 8)), free_floor_bytes=5 * STORED_BYTES)
+    assert write_all(tier, range(20)) == [Outcome.OK] * 20
+    assert len(list(a.rglob("*.kv"))) == 3
+    tier.close()
+
+
+def test_what_others_are_about_to_write_counts_for_the_floor(tmp_path: Path) -> None:
+    root, asked = tmp_path / "a", list[list[object]]()
+    calls = replace(REAL_CALLS, statvfs=small_disk(root, 10))
+    other = open_tier(root, calls=calls, free_floor_bytes=8 * STORED_BYTES, shared=True)
+
+    def rename(temp: str, path: str) -> None:
+        if path.endswith(".kv") and not asked:
+            asked.append(write_all(other, range(10, 14)))
+        os.rename(temp, path)
+
+    tier = open_tier(root, calls=replace(calls, rename=rename), free_floor_bytes=8 * STORED_BYTES, shared=True)
+    assert write_all(tier, [1, 2]) == [Outcome.OK] * 2
+    assert asked == [[Outcome.FULL] * 4]
+    tier.close()
+    other.close()
+
+
 def test_a_block_past_its_time_is_missing_and_written_anew(tmp_path: Path) -> None:
     tier = open_tier(tmp_path / "a", ttl_s=60.0)
     put(tier, [1, 2], BLOCK_BYTES)

@@ -130,6 +130,11 @@ class Catalogue:
         return self._holdings.used_bytes
 
     @property
+    def reserved_bytes(self) -> int:
+        """Of the used ones: for blocks that are about to be written, over all processes."""
+        return sum(space.reserved_bytes for space in self._holdings.spaces)
+
+    @property
     def blocks(self) -> int:
         return self._holdings.blocks
 
@@ -210,7 +215,7 @@ class Catalogue:
         """Reserve room for a write of each block, as far as there is any; returns those for which there is.
 
         A block that is held already needs none. `room_bytes` is asked while nobody else can reserve here. Settle those
-        returned. Raises OSError when it cannot be written down; then settle all.
+        returned. Raises OSError when it cannot be written down; then nothing is reserved.
         """
         with self._session():
             space = self._holdings.space(digest)
@@ -220,7 +225,14 @@ class Catalogue:
                 fit = max(0, room_bytes()) // stored_bytes
             refused = set(fresh[fit:])
             taken = [key for key in keys if key not in refused]
-            self._intend(digest, taken, dict.fromkeys(fresh, stored_bytes))
+            try:
+                self._intend(digest, taken, dict.fromkeys(fresh, stored_bytes))
+            except OSError as error:  # some of it may be written down
+                names = [(digest, key) for key in taken]
+                for name in names:
+                    self._leave(name)
+                self._owe(dict.fromkeys(names, Operation.HELD), error)
+                raise
             return taken
 
     def correct(self, digest: bytes, keys: Iterable[BlockKey]) -> None:

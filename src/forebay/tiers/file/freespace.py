@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from forebay.tiers.file.directio import Calls
 
-_FRESH_NS = 1_000_000_000
-"""An answer of the system is gone by for this long, less what is written here meanwhile."""
 
-
+@dataclass(frozen=True, slots=True)
 class FreeSpace:
-    """Of one root. Thread-safe."""
+    """Of one root."""
 
-    def __init__(self, root: str, floor_bytes: int, calls: Calls, clock_ns: Callable[[], int]) -> None:
-        self._root, self._floor_bytes = root, floor_bytes
-        self._calls, self._clock_ns = calls, clock_ns
-        self._lock = threading.Lock()
-        self._spare_bytes = 0
-        self._asked_ns: int | None = None
+    root: str
+    floor_bytes: int
+    """What is left free for others; 0: nothing in particular, and a full disk says so itself."""
+    calls: Calls
 
-    def take(self, stored_bytes: int) -> bool:
-        """Whether so many bytes more leave the floor free; if so, they count as written. Raises OSError."""
-        if not self._floor_bytes:
-            return True
-        now_ns = self._clock_ns()
-        with self._lock:
-            if self._asked_ns is None or now_ns - self._asked_ns >= _FRESH_NS or self._spare_bytes < stored_bytes:
-                space = self._calls.statvfs(self._root)
-                self._spare_bytes = space.f_bavail * space.f_frsize - self._floor_bytes
-                self._asked_ns = now_ns
-            if self._spare_bytes < stored_bytes:
-                return False
-            self._spare_bytes -= stored_bytes
-            return True
+    def spare_bytes(self, reserved_bytes: int) -> int | None:
+        """What may still be reserved, given what is reserved and perhaps not written yet; None without a floor.
+
+        A block that is written and still counts as reserved counts twice until its batch is through: the floor holds,
+        and the last batch before it may come out smaller. Raises OSError.
+        """
+        if not self.floor_bytes:
+            return None
+        space = self.calls.statvfs(self.root)
+        return space.f_bavail * space.f_frsize - self.floor_bytes - reserved_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from forebay.tiers.file.catalogue import Catalogue
 from forebay.tiers.file.holdings import Space
@@ -45,7 +46,7 @@ class Ledger:
         return room_bytes
 
     def reserve(self, root: Root, keys: Sequence[BlockKey]) -> Reserved:
-        """Room in this root, which counts for all of them. Settle those that are not `full` there afterwards.
+        """Room in this root, which counts for all of them. Settle those that are not refused there afterwards.
 
         Each root has its own lock, so that a hung one cannot stop the others. Two processes that reserve in two roots
         at once may therefore both find the last room; both look again once they have reserved, and whoever then sees
@@ -60,9 +61,9 @@ class Ledger:
         reserved = root.reserve(keys, room_bytes)
         if len(self._catalogues()) == 1 or room_bytes() >= 0:
             return reserved
-        taken = frozenset(keys) - reserved.full - reserved.failed
+        taken = frozenset(keys) - reserved.refused
         root.settle(taken)
-        return Reserved(reserved.full | taken, reserved.failed)
+        return replace(reserved, full=reserved.full | taken)
 
     def catch_up(self) -> None:
         """Read what other processes have written."""

@@ -69,10 +69,17 @@ class RootSettings:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What came of asking for room. The blocks in neither may be written."""
+    """What came of asking for room. The blocks in none of these may be written."""
 
-    full: frozenset[BlockKey]
-    failed: frozenset[BlockKey]
+    full: frozenset[BlockKey] = frozenset()
+    """There is no room in the whole pool."""
+    at_floor: frozenset[BlockKey] = frozenset()
+    """This root's disk has too little free space; another one may have more."""
+    failed: frozenset[BlockKey] = frozenset()
+
+    @property
+    def refused(self) -> frozenset[BlockKey]:
+        return self.full | self.at_floor | self.failed
 
 
 class Removal:
@@ -123,7 +130,7 @@ class Root:
         self._namespace_hex = settings.shape.namespace_digest.hex()
         self.catalogue: Catalogue | None = None
         """None until the root was there once."""
-        self._space = FreeSpace(str(path), settings.free_floor_bytes, settings.calls, settings.clock_ns)
+        self._space = FreeSpace(str(path), settings.free_floor_bytes, settings.calls)
         self._digest = settings.shape.namespace_digest
         self._on_medium: set[str] = set()
         """Directories of blocks whose own names have been synced."""
@@ -242,20 +249,32 @@ class Root:
     # --- the catalogue -------------------------------------------------------------------------
 
     def reserve(self, keys: Sequence[BlockKey], room_bytes: Callable[[], int]) -> Reserved:
-        """Room for a write of each block, as far as there is any. Settle those that are not `full` afterwards."""
-        if self.catalogue is None:
-            return Reserved(frozenset(), frozenset(keys))
+        """Room for a write of each block, as far as there is any. Settle those that are not refused afterwards."""
+        catalogue, wanted, is_at_floor = self.catalogue, frozenset(keys), False
+        if catalogue is None:
+            return Reserved(failed=wanted)
+
+        def both_bytes() -> int:
+            nonlocal is_at_floor
+            left_bytes, spare_bytes = room_bytes(), self._space.spare_bytes(catalogue.reserved_bytes)
+            is_at_floor = spare_bytes is not None and spare_bytes < left_bytes
+            return left_bytes if spare_bytes is None else min(left_bytes, spare_bytes)
+
         with self.health.writes.glance() as call:
             if call.refused and self.health.writes.refuses():  # else one of these writes is about to be tried
-                return Reserved(frozenset(), frozenset(keys))
+                return Reserved(failed=wanted)
             try:
-                granted = frozenset(self.catalogue.reserve(self._digest, keys, self._shape.stored_bytes, room_bytes))
+                granted = catalogue.reserve(self._digest, keys, self._shape.stored_bytes, both_bytes)
             except OSError as error:
                 self.health.blame(call, error)
                 self._say_once("catalogue", "root %s: its catalogue cannot be written to: %s", self.path, error)
-                full = frozenset(keys if error.errno in NO_ROOM else ())
-                return Reserved(full, frozenset(keys) - full)
-        return Reserved(frozenset(keys) - granted, frozenset())
+                return Reserved(full=wanted) if error.errno in NO_ROOM else Reserved(failed=wanted)
+        refused = wanted.difference(granted)
+        if not refused or not is_at_floor:
+            return Reserved(full=refused)
+        self.health.count("free floor")
+        self._say_once("floor", "root %s: too little free space is left to write there", self.path)
+        return Reserved(at_floor=refused)
 
     def settle(self, keys: Collection[BlockKey]) -> None:
         """What `reserve` or `intend` was called for has been done."""
@@ -376,10 +395,6 @@ class Root:
                     return Outcome.OK
                 if key in self._newer:
                     return Outcome.FAILED
-            if not self._space.take(self._shape.stored_bytes):
-                self.health.count("free floor")
-                self._say_once("floor", "root %s: too little free space is left to write there", self.path)
-                return Outcome.FULL
             self._publish(path, access, Claim(self._shape, key), view, scratch)
         except OSError as error:
             if self._falls_back(error, access):
@@ -396,18 +411,16 @@ class Root:
         return Outcome.OK
 
     def is_ready_for(self, key: BlockKey) -> bool:
-        """Whether the block can be written without a further look: its place is free as far as the catalogue knows, and
-        so is the space that it takes, which counts as taken. Else `write` is what to call.
+        """Whether the block can be written without a further look: as far as the catalogue knows, its place is free.
+
+        Else `write` is what to call.
         """
         if self.catalogue is None or self.catalogue.claims(self._digest, key):
             return False
         if not self.io.has_unnamed:
             self._say_once("unnamed", "root %s: no files without names here: Python writes the blocks", self.path)
             return False
-        try:
-            return self._space.take(self._shape.stored_bytes)
-        except OSError:  # `write` meets it too, and says it
-            return False
+        return True
 
     def published(self, keys: Sequence[BlockKey]) -> None:
         """These blocks have just been written here. They are to be settled."""

@@ -285,9 +285,11 @@ class FileTier:
                 for at, items in at_root.items():
                     root, wanted = self._members[at].root, [keys[i] for i in items]
                     reserved = self._ledger.reserve(root, wanted)
-                    settled.callback(root.settle, [key for key in wanted if key not in reserved.full])
+                    settled.callback(root.settle, [key for key in wanted if key not in reserved.refused])
                     full.update(i for i in items if keys[i] in reserved.full)
-                    granted[at] = [i for i in items if keys[i] not in reserved.full | reserved.failed]
+                    for i in items:
+                        outcomes[i] = Outcome.FULL if keys[i] in reserved.at_floor else outcomes[i]
+                    granted[at] = [i for i in items if keys[i] not in reserved.refused]
                 homes = {i: at for at, items in granted.items() for i in items}
                 for i in _move(self._fast_writes, homes, keys, views):
                     outcomes[i] = Outcome.OK
