@@ -350,14 +350,19 @@ class Engine:
 
     # --- store
 
-    def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock]) -> int:
+    def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock], *, again: bool = False) -> int:
         """Store finished blocks; returns how many leading ones were taken. Offer the rest again after a poll.
 
         A taken block must stay as it is on the device until its COPY_OUT job, if there is one, has ended there.
+        `again`: the caller will do so, or else say what it gives up by `give_up`; until then nothing counts as refused.
         """
-        taken = self._stores.offer(keys, device_blocks)
+        taken = self._stores.offer(keys, device_blocks, again)
         self._stores.advance()
         return taken
+
+    def give_up(self, blocks: int) -> None:
+        """So many blocks that were to be offered again will not be: they count as refused for want of a slot."""
+        self._stores.give_up(blocks)
 
     def holds(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Which blocks are in the host pool or a tier, or on their way into the pool."""

@@ -70,7 +70,7 @@ class Stores:
     def idle(self) -> bool:
         return not self._in_transit
 
-    def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock]) -> int:
+    def offer(self, keys: Sequence[BlockKey], device_blocks: Sequence[DeviceBlock], again: bool) -> int:
         most = self._write_at_hand(keys)  # first, since the slots taken below may be theirs
         fresh: list[BlockKey] = []
         blocks: list[DeviceBlock] = []
@@ -85,11 +85,16 @@ class Stores:
                 fresh.append(key)
                 blocks.append(block)
             taken += 1
-        if taken < len(keys):
-            self._refuse(HOST, len(keys) - taken, Reason.NO_SLOT)
+        if not again:
+            self.give_up(len(keys) - taken)
         if fresh:
             self._stage.copy(JobKind.COPY_OUT, fresh, blocks)
         return taken
+
+    def give_up(self, blocks: int) -> None:
+        """So many blocks found no slot, and are not offered again."""
+        if blocks:
+            self._refuse(HOST, blocks, Reason.NO_SLOT)
 
     def _write_at_hand(self, keys: Sequence[BlockKey]) -> int:
         """Queue those that are in the host pool already; returns how many leading keys may be taken."""

@@ -383,12 +383,20 @@ def test_what_is_told_to_forget_finds_nothing_old_and_shows_nothing_new() -> Non
     world, old, running = World(), Request("r", 4 * B), Request("running", 8 * B)
     world.pool.held = set(old.block_hashes)
     world.start(running)
-    world.step(running, tokens=4 * B)
+    (before,) = world.step(running, tokens=4 * B).stores
+    world.release(before.number)
+    assert not world.side.needs_steps
     world.side.forget()
+    assert world.side.needs_steps
     plan = world.step(running)
     assert plan.forget
     assert plan.stores == (), "what was computed before may be of other weights"
     assert not world.step().forget
+    assert world.side.needs_steps
+    world.side.apply(WorkerReport(forgotten=PARTS - 1), (), ())
+    assert world.side.needs_steps
+    world.side.apply(WorkerReport(forgotten=1), (), ())
+    assert not world.side.needs_steps, "every part has deleted it"
     assert world.start(old) == 0
     (store,) = world.step(old).stores
     assert not set(store.prefix) & set(old.block_hashes)

@@ -11,6 +11,7 @@ import pytest
 
 from forebay.connectors.vllm import lookup
 from forebay.connectors.vllm.options import ConnectorOptions, Part
+from forebay.connectors.vllm.scheduler import _Held
 from forebay.connectors.vllm.setup import SchedulerStack
 from forebay.connectors.vllm.wire import Handshake, StoredPart
 from forebay.testing.schedule import NAMESPACE
@@ -26,6 +27,17 @@ def request(name: str, blocks: int = 3) -> Any:
 def stack(tmp_path: Path, **options: Any) -> SchedulerStack:
     given = ConnectorOptions(pool=str(tmp_path / "pool"), capacity_gib=1, host_gib=0.01, **options)
     return SchedulerStack(given, [Handshake((StoredPart(Part(), NAMESPACE),))], BLOCK_TOKENS)
+
+
+def test_what_is_under_way_is_told_whenever_it_changes(tmp_path: Path) -> None:
+    scheduler = stack(tmp_path)
+    assert scheduler.take_numbers() == {"queue|loads": 0, "queue|stores": 0}
+    assert scheduler.take_numbers() == {}
+    scheduler.side._held[1] = _Held((), (), 1, 0)
+    assert scheduler.take_numbers() == {"queue|loads": 0, "queue|stores": 1}
+    del scheduler.side._held[1]
+    assert scheduler.take_numbers() == {"queue|loads": 0, "queue|stores": 0}
+    scheduler.close()
 
 
 @pytest.mark.parametrize("error", [None, OSError("gone")], ids=repr)
@@ -58,5 +70,6 @@ def test_counters_never_shrink_however_late_the_pool_answers(
     told.append(scheduler.take_numbers())
     scheduler.close()
     assert all(value >= 0 for numbers in told for value in numbers.values())
+    told = [{name: value for name, value in numbers.items() if not name.startswith("queue")} for numbers in told]
     sums = {name: sum(numbers.get(name, 0) for numbers in told) for numbers in told for name in numbers}
     assert sums == {"lookups|timed out": 1, "lookups|answered" if error is None else "lookups|failed": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,10 @@ class Worker:
         pool = HostPool(slots, pages.block_bytes)
         self.tier = tier or memory.MemoryTier(memory.Options(capacity_bytes=2**24), pages.block_bytes)
         device = CpuDevice(pages, pool)
-        self.totals, self.forgotten = Totals(), 0
+        self.totals, self.forgotten, self.reported_forgotten = Totals(), 0, 0
+        self.may_delete = threading.Event()
+        self.may_delete.set()
+        self.idle_at_delete: list[bool] = []
         policies = Policies({HOST: LRU(), "memory": LRU()}, admission or AdmitAll())
         self.engine = Engine(pool, {"memory": self.tier}, policies, device, ThreadExecutor(), self.totals.add)
         self.part = WorkerSide(self.engine, device, ROOT, self._forget, drain_s=30.0)
@@ -51,7 +55,8 @@ class Worker:
         self.released: set[int] = set()
 
     def _forget(self) -> None:
-        assert self.engine.idle, "nothing that is on its way can be written later"
+        self.idle_at_delete.append(self.engine.idle)
+        assert self.may_delete.wait(60)
         self.forgotten += 1
 
     def fill(self, block: int, content: torch.Tensor) -> None:
@@ -67,7 +72,9 @@ class Worker:
         self.side.linger()
         self.side.poll()
         report = self.side.take_report()
-        self.released |= set(report.released) if report is not None else set()
+        if report is not None:
+            self.released |= set(report.released)
+            self.reported_forgotten += report.forgotten
         return self.side.take_ended_loads()
 
     def steps_until(self, done: Callable[[], bool]) -> None:
@@ -185,12 +192,41 @@ def test_a_cancelled_load_ends_without_a_complaint(steps: int) -> None:
     worker.engine.check_idle()
 
 
-def test_forgetting_waits_for_what_is_on_its_way() -> None:
+def test_forgetting_deletes_when_nothing_is_on_its_way_and_holds_nobody_up() -> None:
     worker = Worker(slots=3)
     worker.step(StepPlan(stores=(worker.store(1, 0, 10),)))
+    worker.may_delete.clear()
     worker.step(StepPlan(forget=True, stores=(worker.store(2, 10, 12),)))
-    assert worker.forgotten == 1
-    worker.steps_until(lambda: worker.released == {1, 2})
+    worker.steps_until(lambda: worker.released == {1} and bool(worker.idle_at_delete))
+    for _ in range(5):
+        worker.step()
+    assert (worker.idle_at_delete, worker.released) == ([True], {1}), "what comes later is not deleted with the old"
+    assert not any(worker.holds(10, 11))
+    worker.step(StepPlan(forget=True))
+    worker.may_delete.set()
+    worker.steps_until(lambda: worker.reported_forgotten == 2)
+    assert worker.forgotten == 2, "what was stored before the second is deleted too"
+    worker.steps_until(lambda: not worker.part.forgets)
+    worker.step(StepPlan(stores=(worker.store(3, 20, 22),)))
+    worker.steps_until(lambda: 3 in worker.released)
+    worker.part._settle(30.0)
+    assert all(worker.holds(20, 21))
+    worker.engine.check_idle()
+
+
+def test_only_what_is_lost_counts_as_refused() -> None:
+    patient = Worker(slots=2)
+    patient.step(StepPlan(stores=(patient.store(1, 0, 30),)))
+    patient.steps_until(lambda: patient.released == {1})
+    patient.part._settle(30.0)
+    assert all(patient.holds(*range(30)))
+    assert not patient.totals.refused
+    pressed = Worker(slots=2)
+    pressed.step(StepPlan(stores=(pressed.store(1, 0, 30),)))
+    pressed.step(StepPlan(revoked=(1,)))
+    pressed.steps_until(lambda: pressed.released == {1})
+    pressed.part._settle(30.0)
+    assert sum(pressed.totals.refused.values()) == 30 - sum(pressed.holds(*range(30)))
 
 
 @pytest.mark.parametrize("where", ["plan_load", "offer", "poll", "holds", "distrust"])
@@ -201,7 +237,7 @@ def test_after_a_bug_all_loads_fail_all_stores_are_released_and_nothing_is_raise
     worker.step(StepPlan(stores=(worker.store(1, 0, 10),)))
     worker.steps_until(lambda: worker.released == {1})
 
-    def bug(*_: Any) -> Any:
+    def bug(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(worker.engine, where, bug)
@@ -217,6 +253,11 @@ def test_after_a_bug_all_loads_fail_all_stores_are_released_and_nothing_is_raise
     report = worker.side.take_report()
     assert report is not None
     assert report.broken
+    worker.step(StepPlan(forget=True))
+    assert worker.reported_forgotten == 1, "nobody waits for a broken worker"
+    assert worker.part._deleting is not None
+    worker.part._deleting.join(60)
+    assert worker.forgotten == 1
     worker.side.close()
 
 

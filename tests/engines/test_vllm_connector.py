@@ -436,6 +436,7 @@ def test_reset_forgets_for_this_engine_and_for_the_next(filled: Filled, tmp_path
             assert grown == {"hit_blocks": hits_at_start}
             running.settle()
             assert running.llm.reset_prefix_cache(reset_connector=True)
+            running.settle()
             assert not block_files(pool)
             for hits in (0, loadable(*LONG)):  # then it goes on, for itself
                 with running.growth("hit_blocks") as grown:

@@ -116,12 +116,13 @@ class ForebayConnector(KVConnectorBase_V1):  # type: ignore[misc,unused-ignore]
         return self._scheduler is not None and self._scheduler.side.has_blocks_to_give()
 
     def has_pending_push_work(self) -> bool:
-        """Steps go on until the workers have released what they copy out."""
-        return self._scheduler is not None and self._scheduler.side.open_stores > 0
+        """Steps go on until the workers have released what they copy out, and deleted what was to be forgotten."""
+        return self._scheduler is not None and self._scheduler.side.needs_steps
 
     def reset_cache(self) -> bool:
+        """From now on nothing is found of what was stored so far. The steps that follow delete it."""
         if self._scheduler is not None:
-            self._scheduler.forget()
+            self._scheduler.side.forget()
         return True
 
     # --- a worker's side

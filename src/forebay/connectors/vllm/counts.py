@@ -31,7 +31,7 @@ COUNTERS = (
     Metric("tier_events", "What happened to a root (by its place in the list), by kind.", ("tier", "root", "kind")),
     Metric("broken_workers", "Workers that stopped after a bug in Forebay."),
 )
-GAUGES = (Metric("queue", "Loads and stores under way, over all ranks.", ("what",)),)
+GAUGES = (Metric("queue", "Requests that load, and stores whose blocks are held, now.", ("what",)),)
 LOAD_SECONDS = Metric("load_seconds", "Time from the start of a load to its end.")
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

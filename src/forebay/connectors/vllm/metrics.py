@@ -36,7 +36,7 @@ class ForebayStats(KVConnectorStats):  # type: ignore[misc,unused-ignore]
         return summary(self.data)
 
     def is_empty(self) -> bool:
-        return not any(self.data.values())
+        return not self.data  # a level of 0 is news
 
 
 class ForebayMetrics(KVConnectorPromMetrics):  # type: ignore[misc,unused-ignore]

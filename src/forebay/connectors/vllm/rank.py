@@ -35,7 +35,7 @@ class RankSide:
     def linger(self) -> None:
         """Let others work, in a step in which the model has nothing to do."""
         for part in self.parts:
-            if part.open_loads or part.open_stores:
+            if part.open_loads or part.open_stores or part.forgets:
                 part.linger()
                 return
         time.sleep(_LINGER_FOR_ANSWERS_S)

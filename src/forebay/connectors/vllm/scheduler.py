@@ -122,6 +122,8 @@ class SchedulerSide:
         self._prompts: list[tuple[bytes, ...]] = []
         self._cancelled: list[int] = []
         self._forget = False
+        self._forgetting = 0
+        """Parts whose deletions are under way."""
         self._pressed = False
         self._broken = False
         self._waiting_for_answers = False
@@ -204,7 +206,10 @@ class SchedulerSide:
         stores = [
             store for request_id, tokens in scheduled.items() for store in self._store(request_id, tokens, block_ids_of)
         ]
-        idle = not scheduled and (self._waiting_for_answers or bool(self._loading) or bool(self._held))
+        if self._forget:
+            self._forgetting += self._parts
+        under_way = self._waiting_for_answers or self._loading or self._held or self._forgetting
+        idle = not scheduled and bool(under_way)
         plan = StepPlan(
             tuple(self._loads), tuple(stores), tuple(self._cancelled), self._revoke(), self._forget, idle,
             tuple(self._prompts),
@@ -226,8 +231,17 @@ class SchedulerSide:
                 self._tracked[request_id].load = None
 
     @property
+    def open_loads(self) -> int:
+        return len(self._loading)
+
+    @property
     def open_stores(self) -> int:
         return len(self._held)
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether workers have to be heard although no request is left."""
+        return bool(self._held or self._forget or self._forgetting)
 
     def has_blocks_to_give(self) -> bool:
         """vLLM is short of blocks: whether some that are held for stores alone will soon be free."""
@@ -320,6 +334,7 @@ class SchedulerSide:
         if report.broken and not self._broken:
             log.error("a worker of Forebay has stopped: from now on everything is computed")
             self._broken = True
+        self._forgetting -= report.forgotten
         for number, parts in report.released.items():
             held = self._held[number]
             held.open_parts -= parts
@@ -345,6 +360,7 @@ class SchedulerSide:
         """Nothing that was stored so far is found again by this engine, nor what it stores from now on by another.
 
         vLLM asks for this when weights were changed in memory, too: then the weight files no longer say whose KV it is.
+        Returns at once: under their new names blocks are apart from the old ones, which the workers delete meanwhile.
         """
         self._epoch = secrets.token_bytes(16)
         self._forget = True

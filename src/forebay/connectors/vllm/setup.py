@@ -84,9 +84,6 @@ class WorkerStack:
         seconds = self.side.take_load_seconds()
         if seconds:
             numbers["load_seconds"] = seconds
-        if numbers:
-            numbers["queue|loads"] = sum(part.open_loads for part in parts)
-            numbers["queue|stores"] = sum(part.open_stores for part in parts)
         return numbers
 
     def close(self) -> None:
@@ -170,18 +167,14 @@ class SchedulerStack:
         stored = [each for shake in handshakes for each in shake.parts]
         if sorted(each.part.index for each in stored) != list(range(stored[0].part.count)):
             raise ConfigError(f"only {len(stored)} of {stored[0].part.count} parts have a worker: start again")
-        self._shards = [_PartStore(store_config(options, each.part), each.namespace) for each in stored]
-        self._lookup = Lookup([shard.open() for shard in self._shards], options.lookup_deadline_s)
+        shards = [_PartStore(store_config(options, each.part), each.namespace).open() for each in stored]
+        self._lookup = Lookup(shards, options.lookup_deadline_s)
         self._changes = Changes()
+        self._told_queue: dict[str, int] = {}
         self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup, Adapters())
 
-    def forget(self) -> None:
-        """Delete what the pool holds of this model, and never again find what may still be written. May block."""
-        self.side.forget()
-        for shard in self._shards:
-            _delete_stored(shard.store, shard.namespace)
-
     def take_numbers(self) -> dict[str, Any]:
+        """What has changed since the last call, for `ForebayStats`."""
         asked, sides = self._lookup.counts, self.side.counts
         sums: dict[str, float] = {
             "lookups|answered": asked.answered,
@@ -192,7 +185,12 @@ class SchedulerStack:
             "recomputed_blocks": sides.failed_blocks,
         }
         _add_events(sums, self._lookup.happened())
-        return dict(self._changes.take(sums))
+        numbers = self._changes.take(sums)
+        queue = {"queue|loads": self.side.open_loads, "queue|stores": self.side.open_stores}
+        if queue != self._told_queue:
+            numbers |= queue
+            self._told_queue = queue
+        return dict(numbers)
 
     def close(self) -> None:
         self.side.close()

@@ -46,7 +46,7 @@ class StepPlan:
     revoked: tuple[int, ...] = ()
     """Stores of which only what is being copied shall be finished."""
     forget: bool = False
-    """Delete whatever the pool holds of this model, before anything else."""
+    """Delete whatever the pool holds of this model, and store nothing more until that is done."""
     idle: bool = False
     """The model computes nothing in this step."""
     prompts: tuple[tuple[bytes, ...], ...] = ()
@@ -60,6 +60,8 @@ class WorkerReport:
 
     released: dict[int, int] = field(default_factory=dict)
     """Store -> parts that have released its blocks."""
+    forgotten: int = 0
+    """How many parts have done what a plan's `forget` asked for."""
     broken: bool = False
     """A worker has met a bug of ours and neither loads nor stores any more."""
 
@@ -67,7 +69,7 @@ class WorkerReport:
         released = dict(self.released)
         for number, parts in other.released.items():
             released[number] = released.get(number, 0) + parts
-        return WorkerReport(released, self.broken or other.broken)
+        return WorkerReport(released, self.forgotten + other.forgotten, self.broken or other.broken)
 
 
 @dataclass(frozen=True, slots=True)

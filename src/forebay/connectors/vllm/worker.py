@@ -10,6 +10,7 @@ failed, every store is released, and from then on nothing is loaded or stored.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class WorkerSide:
         forget_stored: Callable[[], None],
         drain_s: float,
     ) -> None:
-        """Takes engine and device over. `forget_stored` deletes what the pool holds of this namespace; it may block."""
+        """Takes engine and device over. `forget_stored` deletes what the pool holds of this namespace; it is called on
+        a thread of its own."""
         self._engine, self._device, self._root = engine, device, root
         self._forget_stored, self._drain_s = forget_stored, drain_s
         self._loads: dict[str, _OpenLoad] = {}
@@ -77,6 +79,10 @@ class WorkerSide:
         self._waiting: deque[_OpenStore] = deque()
         self._copying: list[_OpenStore] = []
         self._released: dict[int, int] = {}
+        self._asked_to_forget, self._forgetting, self._forgotten = 0, 0, 0
+        """How often: not begun, under way, and done but not reported."""
+        self._forget_by_ns = 0
+        self._deleting: threading.Thread | None = None
         self._ended_requests: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._broken = False
@@ -108,9 +114,10 @@ class WorkerSide:
         return ended
 
     def take_report(self) -> WorkerReport | None:
-        if not self._released and not self._broken:
+        if not (self._released or self._forgotten or self._broken):
             return None
-        report, self._released = WorkerReport(self._released, self._broken), {}
+        report = WorkerReport(self._released, self._forgotten, self._broken)
+        self._released, self._forgotten = {}, 0
         return report
 
     def take_load_seconds(self) -> list[float]:
@@ -129,6 +136,11 @@ class WorkerSide:
     def open_stores(self) -> int:
         return len(self._waiting) + len(self._copying)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether what the pool holds is about to be deleted, or being deleted: until then nothing is stored."""
+        return bool(self._asked_to_forget or self._forgetting)
+
     def close(self) -> None:
         """Wait a while for blocks on their way to the pool, and close the engine."""
         try:
@@ -143,8 +155,7 @@ class WorkerSide:
 
     def _begin(self, plan: StepPlan) -> None:
         if plan.forget:
-            self._settle(self._drain_s)
-            self._forget_stored()
+            self._forget()
         for number in plan.revoked:
             self._revoke(number)
         for prompt in plan.prompts:
@@ -206,11 +217,11 @@ class WorkerSide:
             )  # fmt: skip
 
     def _offer(self) -> None:
-        while self._waiting:
+        while self._waiting and not self.forgets:
             store = self._waiting[0]
             while store.offered < len(store.keys):
                 batch = slice(store.offered, store.offered + _OFFER_BLOCKS)
-                taken = self._engine.offer(store.keys[batch], store.blocks[batch])
+                taken = self._engine.offer(store.keys[batch], store.blocks[batch], again=True)
                 store.offered += taken
                 if taken < len(store.keys[batch]):
                     return  # no slot is free: again in the next step
@@ -220,8 +231,34 @@ class WorkerSide:
         for store in self._waiting:
             if store.store.number == number:
                 self._waiting.remove(store)
-                self._copying.append(store)
+                self._drop_rest(store)
                 return
+
+    def _drop_rest(self, store: _OpenStore) -> None:
+        """Of a store that waits only what is being copied goes on."""
+        self._engine.give_up(len(store.keys) - store.offered)
+        self._copying.append(store)
+
+    def _forget(self) -> None:
+        """Store no more of what was computed before, and delete what was stored, once nothing is on its way there."""
+        while self._waiting:
+            self._drop_rest(self._waiting.popleft())
+        self._asked_to_forget += 1
+        self._forget_by_ns = self._engine.now_ns() + int(self._drain_s * 1e9)
+
+    def _advance_forgetting(self) -> None:
+        if self._deleting is not None and not self._deleting.is_alive():
+            self._forgotten += self._forgetting
+            self._forgetting, self._deleting = 0, None
+        if self._deleting is not None or not self._asked_to_forget:
+            return
+        if self._engine.idle or self._engine.now_ns() >= self._forget_by_ns:
+            self._start_deleting()
+
+    def _start_deleting(self) -> None:
+        self._forgetting, self._asked_to_forget = self._forgetting + self._asked_to_forget, 0
+        self._deleting = threading.Thread(target=self._forget_stored, name="forebay-forget", daemon=True)
+        self._deleting.start()
 
     def _poll(self) -> None:
         for loaded in self._engine.poll():
@@ -234,6 +271,7 @@ class WorkerSide:
             else:
                 self._release(store.store.number)
         self._copying = still
+        self._advance_forgetting()
 
     def _release(self, number: int) -> None:
         self._released[number] = 1
@@ -244,10 +282,13 @@ class WorkerSide:
         while self._engine.now_ns() < until_ns:
             self._offer()
             self._poll()
-            if self._engine.idle and not self._waiting and not self._copying and not self._loads:
+            if self._engine.idle and not (self._waiting or self._copying or self._loads or self.forgets):
                 return
             self._engine.wait(min(until_ns, self._engine.now_ns() + 10 * _LINGER_NS))
-        log.warning("blocks are still on their way to the pool after %.0f s: they may be lost", seconds)
+        if self.forgets:
+            log.warning("what was to be forgotten is not all deleted after %.0f s: other engines may find it", seconds)
+        else:
+            log.warning("blocks are still on their way to the pool after %.0f s: they may be lost", seconds)
 
     def _keys(self, prefix: Sequence[bytes]) -> tuple[BlockKey, ...]:
         return tuple(derived_key(self._root, prefix_hash) for prefix_hash in prefix)
@@ -279,6 +320,14 @@ class WorkerSide:
             self._release(store.store.number)
         self._waiting.clear()
         self._copying.clear()
+        if self.forgets:
+            self._forget_at_once()
+
+    def _forget_at_once(self) -> None:
+        """Nothing is stored any more: delete, and have nobody wait for it."""
+        self._start_deleting()
+        self._forgotten += self._forgetting
+        self._forgetting = 0
 
     def _refuse(self, plan: StepPlan) -> None:
         """What a broken worker answers: no load succeeds, every store is done with."""
@@ -286,6 +335,9 @@ class WorkerSide:
             self._fail(load, cancelled=load.number in plan.cancelled)
         for store in plan.stores:
             self._release(store.number)
+        if plan.forget:
+            self._asked_to_forget += 1
+            self._forget_at_once()
 
     def _fail(self, load: Load, *, cancelled: bool) -> None:
         self._ended_requests.add(load.request_id)
