@@ -84,6 +84,12 @@ def test_what_was_stored_comes_back() -> None:
     world.shelf.check_idle()
 
 
+def test_draining_waits_for_a_disk_that_hangs_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(job_ns=25_000 * MS_NS)
+    world.store(PROMPT[:2])
+    assert [record.args for record in caplog.records] == [("memory", 1, 10), ("memory", 1, 20)]
+
+
 def test_a_block_is_offered_only_when_its_write_has_ended() -> None:
     world = World()
     world.shelf.store(1, PROMPT[:4], [Slot(i) for i in range(4)])

@@ -11,6 +11,7 @@ Forebay's host pool would: a block is in the pool while a task of the engine wor
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ from forebay.types import (
     Slot,
     Traffic,
 )
+
+log = logging.getLogger("forebay.connectors.vllm.tier")
+
+_SAY_AGAIN_NS = 10_000_000_000
+"""Between two lines about jobs that do not end."""
 
 
 class ShelfOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -266,11 +272,23 @@ class Shelf:
         return ended
 
     def drain(self) -> None:
-        """Block until no job is in flight. What ended meanwhile is for the next `poll`."""
+        """Block until no job is in flight. What ended meanwhile is for the next `poll`.
+
+        However long it takes, with a line now and then: the engine reuses its memory afterwards, and a read that ends
+        late would write into other blocks.
+        """
         ended: list[Ended] = []
+        began_ns = said_ns = self._stage.now_ns()
         while self._stage.jobs or self._stores.queued:
             self._stage.wait(self._stage.now_ns() + 1_000_000_000)
             ended += self.poll()
+            now_ns = self._stage.now_ns()
+            if self._stage.jobs and now_ns >= said_ns + _SAY_AGAIN_NS:
+                said_ns = now_ns
+                log.error(
+                    "%s: %d jobs have not ended after %d s, and the engine waits for them: does its disk hang?",
+                    self._name, len(self._stage.jobs), (now_ns - began_ns) // 1_000_000_000,
+                )  # fmt: skip
         self._ended = ended + self._ended
 
     def close(self) -> None:
