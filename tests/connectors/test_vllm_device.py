@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from played_driver import play
 
-from forebay.connectors.vllm.device import CpuDevice, KvPages, find_pages, gather, open_device, scatter
+from forebay.connectors.vllm import device as kv_device
+from forebay.connectors.vllm.device import CpuDevice, CudaDevice, KvPages, find_pages, gather, open_device, scatter
 from forebay.errors import ConfigError
 from forebay.hostpool import HostPool
 from forebay.types import BlockKey, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome, Slot
@@ -76,6 +78,64 @@ def test_blocks_come_back_bit_for_bit_and_touch_no_other(order: str, dtype: torc
     expected = [*before[:1], torch.zeros_like(before[1]), before[2], before[1], before[4], before[5], before[6]]
     for block in range(BLOCKS):
         assert torch.equal(block_of(kv, block), expected[block]), block
+
+
+@pytest.mark.parametrize("batch_blocks", [1, 2, 100])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_gpu_moves_blocks_bit_for_bit_behind_the_model(
+    order: str, batch_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole path of CUDA and ROCm but for the hardware: on tensors in DRAM, with a driver that the test plays."""
+    driver = play(monkeypatch)
+    kv = caches(order)
+    number(kv)
+    pages = find_pages(kv, NAMES, BLOCKS)
+    monkeypatch.setattr(kv_device, "_STAGING_BYTES", batch_blocks * pages.block_bytes)
+    pool = HostPool(4, pages.block_bytes)
+    device = CudaDevice(pages, pool)
+    before = [block_of(kv, block) for block in range(BLOCKS)]
+    device.submit(job(JobKind.COPY_OUT, (2, 0, 3)), [DeviceBlock(block) for block in (1, 5, 6)])
+    assert driver.queued == ["wait for model", "event"], "not before the model has written what is copied"
+    assert (device.poll(), device.is_copying_out(DeviceBlock(5))) == ([], True)
+    driver.events[0].ended = True
+    (result,) = device.poll()
+    assert set(result.outcomes.values()) == {Outcome.OK}
+    assert not device.is_copying_out(DeviceBlock(5))
+    if order == "LBHNC":  # as the CPU puts them
+        assert pool.slab[0, : pages.block_bytes].tobytes() == before[5].numpy().tobytes()
+    for cache in kv.values():
+        cache[1], cache[5] = 0, 0
+    device.submit(job(JobKind.COPY_IN, (0, 2, 3)), [DeviceBlock(block) for block in (5, 3, 0)])
+    assert not device.is_copying_out(DeviceBlock(5))
+    device.close()
+    assert not driver.pinned
+    (result,) = device.poll()
+    assert set(result.outcomes.values()) == {Outcome.OK}
+    expected = [before[6], torch.zeros_like(before[1]), before[2], before[1], before[4], before[5], before[6]]
+    for block in range(BLOCKS):
+        assert torch.equal(block_of(kv, block), expected[block]), block
+
+
+def test_a_copy_that_a_gpu_refuses_is_failed_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = play(monkeypatch)
+    pages = find_pages(caches("LBHNC"), NAMES, BLOCKS)
+    device = CudaDevice(pages, HostPool(2, pages.block_bytes))
+    with monkeypatch.context() as broken:
+        broken.setattr(kv_device, "gather", refuse)
+        device.submit(job(JobKind.COPY_OUT, (0, 1)), [DeviceBlock(0), DeviceBlock(1)])
+    driver.events[0].ended = True
+    (result,) = device.poll()
+    assert set(result.outcomes.values()) == {Outcome.FAILED}
+    assert not device.is_copying_out(DeviceBlock(0))
+    device.submit(job(JobKind.COPY_OUT, (0, 1)), [DeviceBlock(0), DeviceBlock(1)])
+    device.drain()
+    (result,) = device.poll()
+    assert set(result.outcomes.values()) == {Outcome.OK}
+    device.close()
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("out of memory")
 
 
 @pytest.mark.parametrize("order", ORDERS)
