@@ -351,6 +351,12 @@ MUTANTS = (
         ("tests/bench/test_stability.py",),
     ),
     Mutant(
+        "gate-takes-memory-for-a-disk", "bench/gates/stability/findings.py",
+        "if self._doubt:\n            return",
+        "if not self.starts:\n            return",
+        ("tests/bench/test_stability.py",),
+    ),
+    Mutant(
         "restore-asks-what-was-not-stored", "bench/restore/sessions.py",
         "known = everywhere if is_shared else held[reader]",
         "known = everywhere",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,6 +127,22 @@ def test_a_device_that_gives_back_something_else(tmp_path: Path, monkeypatch: py
         prove_integrity(tmp_path, 65536, 4 * 65536)
     assert prove_integrity(tmp_path, 65536, 3 * 65536).wrong_bytes > 60_000
     assert list(tmp_path.iterdir()) == []
+
+
+def test_right_bytes_from_memory_prove_nothing_of_a_disk() -> None:
+    promise, doubt = Promise(path="/dev/shm"), "/dev/shm is on tmpfs, which keeps files in memory"
+    right, wrong = integrity.Integrity(65536, 65536, 0), integrity.Integrity(65536, 65536, 3)
+    found = [g1_arrival.integrity_check(promise, each, why) for why in ("", doubt) for each in (right, wrong)]
+    assert [each.outcome for each in found] == [Outcome.PASS, Outcome.FAIL, Outcome.INVALID, Outcome.FAIL]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs memory that looks like a disk")
+def test_memory_keeps_no_promise_of_a_disk() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        plan = plan_file(Path(folder), read_bytes_per_s=1e4, write_bytes_per_s=1e4, read_p99_s=100, write_p99_s=100)
+        [result] = run_plan(read_plan(plan), Path(folder) / "out").results
+    assert {each.outcome for each in result.checks if "in flight" in each.name} == {Outcome.INVALID}
+    assert len([each for each in result.checks if each.outcome is Outcome.INVALID]) == 5
 
 
 def plan_file(folder: Path, **promised: float) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.bench.evidence import Kernel, Medium
 from forebay.bench.files import CannotWrite
+from forebay.bench.gates.stability.disks import Disks
 from forebay.bench.gates.stability.faults import is_quiet, schedule
 from forebay.bench.gates.stability.findings import Findings
-from forebay.bench.gates.stability.log import Closing, Line, Log, Look, Report, Sample, Strike, WorkerEnded, read_log
+from forebay.bench.gates.stability.log import (
+    Closing,
+    GateError,
+    Line,
+    Log,
+    Look,
+    Report,
+    Resumed,
+    Sample,
+    Strike,
+    WorkerEnded,
+    read_log,
+)
 from forebay.bench.gates.stability.options import FaultKind, Limits, Options, check_machine, check_options
 from forebay.bench.gates.stability.supervisor import Stopwatch
 from forebay.bench.gates.verdicts import Outcome
@@ -49,7 +65,8 @@ def report(**changed: object) -> Report:
 def sound_log() -> list[Line]:
     """A run that passes."""
     faults = schedule(DAY)
-    lines: list[Line] = [Look(elapsed_s=0.0, pool_bytes=100)]
+    media = tuple(Medium(path=root, filesystem="ext4", source="/dev/sda1", device="sda1") for root in DAY.roots)
+    lines: list[Line] = [Resumed(elapsed_s=0.0, at="now", media=media), Look(elapsed_s=0.0, pool_bytes=100)]
     for second in range(1, 101):
         found = report(age_s=float(second))
         for fault in faults:
@@ -81,7 +98,7 @@ def sample(second: int, **changed: object) -> Sample:
 def test_a_sound_run_passes_and_nothing_else_does() -> None:
     assert set(outcomes(sound_log()).values()) == {Outcome.PASS}
     assert {kind for kind in outcomes(sound_log()) if kind.startswith("fault")} == {
-        f"fault_seen@{kind.value}" for kind in FaultKind
+        f"fault_seen@{kind.value}" for kind in DAY.faults
     }
     assert Outcome.PASS not in outcomes([]).values()
 
@@ -184,6 +201,59 @@ def test_a_fault_that_nobody_noticed_proves_nothing() -> None:
     assert outcomes(lines)["fault_seen@lost root"] is Outcome.INVALID
 
 
+def test_memory_is_no_disk() -> None:
+    findings = Findings(DAY, schedule(DAY))
+    media = [Medium(path=root, filesystem="tmpfs", source="tmpfs", doubt=f"{root} is memory") for root in DAY.roots]
+    findings.add(Resumed(elapsed_s=0.0, at="now", media=tuple(media)))
+    assert findings.lost_cause == "a is memory"
+    [found] = [each for each in findings.checks() if each.name == "roots_on_disk"]
+    assert (found.outcome, found.measured, found.why) == (Outcome.INVALID, 0, "a is memory")
+
+
+def test_what_is_left_of_a_device_that_is_gone_is_not_known() -> None:
+    found = outcomes([*sound_log()[:-1], GateError(elapsed_s=100, kind="close failed")])
+    unknown = {"miscounted_bytes", "temporary_files_left", "shm_segments_left"}
+    assert {name for name, outcome in found.items() if outcome is not Outcome.PASS} == unknown
+    assert {found[name] for name in unknown} == {Outcome.INVALID}
+
+
+def test_roots_that_answer_with_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    found = Disks([tmp_path / "a", tmp_path / "b"], notes.append)
+    found.make()
+    for pool in found.pools:
+        pool.mkdir()
+        (pool / "one.kv").write_bytes(b"12345")
+    assert found.look(100) == 10
+    found.take_away(0)
+    assert found.look(100) == 5
+    found.bring_back_all()
+    assert found.look(100) == 10
+    assert notes == []
+
+    def fails(path: object, *, dir_fd: int | None = None) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "lstat", fails)
+        assert found.look(100) == 0, "what cannot be seen is not counted, and nothing ends for that"
+    shutil.rmtree(tmp_path / "b")
+    found.take_away(1)
+    found.take_away(1)
+    assert notes == ["rename ENOENT"], "each kind once"
+    with pytest.raises(FileNotFoundError):
+        found.check_there()
+    (tmp_path / "a/disk.away").mkdir()
+    found.bring_back(0)
+    assert notes == ["rename ENOENT", "rename ENOTEMPTY"]
+    shutil.rmtree(tmp_path / "a/disk")
+    found.bring_back_late()
+    assert (tmp_path / "a/disk").is_dir()
+    (tmp_path / "b").write_bytes(b"no directory")
+    with pytest.raises(CannotWrite, match="bring its device back, and give the command again"):
+        found.find()
+
+
 @given(
     st.floats(10, 1e6), st.floats(0.1, 1e3), st.floats(0.1, 1e3), st.floats(0.1, 1e4), st.floats(0, 1e3),
     st.floats(0, 1e3), st.lists(st.sampled_from(FaultKind), unique=True),
@@ -277,6 +347,14 @@ def test_options_that_cannot_work(changed: dict[str, object], words: str) -> Non
 # --- real processes
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A directory that is not in memory: there the gate ends at once."""
+    if doubt := Kernel().medium_of(tmp_path).doubt:
+        pytest.skip(doubt)
+    return tmp_path
+
+
 def plan_file(folder: Path, **changed: object) -> Path:
     """A compressed profile: all four faults in a quarter of a minute."""
     roots = [folder / "a", folder / "b"]
@@ -326,8 +404,8 @@ def is_open(path: Path, descriptors: Path) -> bool:
         return False
 
 
-def test_the_product_passes_although_the_gate_is_killed_on_the_way(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path)
+def test_the_product_passes_although_the_gate_is_killed_on_the_way(disk: Path) -> None:
+    plan = plan_file(disk)
     killed = start(plan)
     assert killed.stderr is not None
     for line in killed.stderr:
@@ -336,16 +414,56 @@ def test_the_product_passes_although_the_gate_is_killed_on_the_way(tmp_path: Pat
     killed.kill()
     killed.communicate()
     for worker in (0, 1):
-        wait_until_closed(tmp_path / f"out/g4/worker{worker}.log")
-    before = list(read_log(tmp_path / "out/g4/log.jsonl"))
+        wait_until_closed(disk / f"out/g4/worker{worker}.log")
+    before = list(read_log(disk / "out/g4/log.jsonl"))
     found = finish(start(plan))
     assert {name: check["outcome"] for name, check in found.items() if check["outcome"] != "pass"} == {}
-    after = list(read_log(tmp_path / "out/g4/log.jsonl"))
+    after = list(read_log(disk / "out/g4/log.jsonl"))
     assert after[: len(before)] == before, "what was measured is kept"
     strikes = [line.number for line in after if isinstance(line, Strike)]
     assert strikes == sorted(set(strikes)), "no fault strikes twice"
     assert "gone on with 1 times" in found["gate"]["reasons"][0]  # type: ignore[index]
-    assert list(Path(tmp_path / "a").iterdir()) == list(Path(tmp_path / "b").iterdir()) == []
+    assert list(Path(disk / "a").iterdir()) == list(Path(disk / "b").iterdir()) == []
+
+
+def until(process: subprocess.Popen[str], words: str, lines: int = 1) -> None:
+    """So many lines with these words have been said."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines -= words in line
+        if lines == 0:
+            return
+    pytest.fail(f"it ended and never said {words!r} so often")
+
+
+def test_devices_that_go_when_the_gate_says_so_and_for_good(disk: Path) -> None:
+    """Both at once. What goes is the gate's whole directory in a root."""
+    once = start(plan_file(disk / "once", duration_s=14.0, faults=["pulled device"], fault_every_s=60, fault_for_s=3.0))
+    ever = start(plan_file(disk / "ever", duration_s=60.0, faults=[]))
+    until(once, "pull the device under")
+    [scratch] = (disk / "once/a").iterdir()
+    scratch.rename(disk / "pulled")
+    until(once, " % of ", 2)
+    (disk / "pulled").rename(scratch)
+    until(ever, " % of ")
+    [scratch] = (disk / "ever/a").iterdir()
+    scratch.rename(disk / "pulled")
+    found = finish(ever)
+    assert (found["gate"]["outcome"], found["unexpected_errors"]["outcome"]) == ("fail", "fail")
+    assert "file vanished" in str(found["unexpected_errors"]["why"])
+    assert (found["wrong_bytes"]["outcome"], found["miscounted_bytes"]["outcome"]) == ("pass", "invalid")
+    assert "gate close failed: 1" in str(found["gate"]["reasons"])
+    found = finish(once)
+    assert {name: check for name, check in found.items() if check["outcome"] != "pass"} == {}
+    assert int(str(found["fault_seen@pulled device"]["measured"])) >= 1
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs memory that looks like a disk")
+def test_memory_ends_it_at_once() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        found = finish(start(plan_file(Path(folder) / "run")))
+    assert found["gate"]["outcome"] == found["roots_on_disk"]["outcome"] == "invalid"
+    assert "which keeps files in memory" in str(found["gate"]["stopped_early"])
 
 
 @dataclass(frozen=True)
@@ -390,12 +508,12 @@ def planted(name: str, folder: Path) -> Path:
     return folder
 
 
-def test_builds_with_a_planted_bug_fail_and_end_early(tmp_path: Path) -> None:
+def test_builds_with_a_planted_bug_fail_and_end_early(disk: Path) -> None:
     """All at once: they wait for time to go by more than they work."""
     builds = {
         name: start(
-            plan_file(tmp_path / name / "run", requests_per_s=12, duration_s=60.0),
-            planted(name, tmp_path / name / "build"),
+            plan_file(disk / name / "run", requests_per_s=12, duration_s=60.0),
+            planted(name, disk / name / "build"),
         )
         for name in PLANTED
     }

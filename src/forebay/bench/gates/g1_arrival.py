@@ -89,8 +89,8 @@ class ArrivalGate:
                 record = io_run.run_bench(io_options(self.options, scratch), progress=work.progress, kernel=work.kernel)
             devices = self.topology.devices(medium.device)
             attached += devices
-            checks += device_checks(promise, record)
-            checks += [integrity_check(promise, each) for each in proven]
+            checks += device_checks(promise, record, medium.doubt)
+            checks += [integrity_check(promise, each, medium.doubt) for each in proven]
             checks += attachment_checks(promise, devices)
             files.append(f"device{number}.json")
             write_whole(work.directory / files[-1], io_report.encode_json(record))
@@ -145,8 +145,8 @@ def io_options(options: Options, root: Path) -> IoOptions:
 # --- verdicts
 
 
-def device_checks(promise: Promise, record: Record) -> Iterator[Check]:
-    """At each block size and depth, the best control against what was promised."""
+def device_checks(promise: Promise, record: Record, doubt: str) -> Iterator[Check]:
+    """At each block size and depth, the best control against what was promised. `doubt`: why it is no disk."""
     doubts = "; ".join(record.verdict.reasons) if record.verdict.validity is Validity.INVALID else ""
     limits = {
         Direction.READS: ("read", promise.read_bytes_per_s, promise.read_p99_s),
@@ -156,7 +156,7 @@ def device_checks(promise: Promise, record: Record) -> Iterator[Check]:
         verb, bytes_per_s, p99_s = limits[cell.direction]
         where = f"{block_text(cell.block_bytes)}, {cell.depth} in flight, {promise.path}"
         best = _best([each for each in record.summaries if each.cell == cell and each.contestant != TIER])
-        invalid = doubts if cell.direction is Direction.READS else ""
+        invalid = doubts if cell.direction is Direction.READS else doubt
         if bytes_per_s is not None:
             measured = best.gb_per_s * 1e9 if best else None
             yield check(f"{verb}_bandwidth@{where}", measured, Bound.AT_LEAST, bytes_per_s, "bytes/s", invalid=invalid)
@@ -169,10 +169,11 @@ def _best(controls: Sequence[Summary]) -> Summary | None:
     return max(controls, key=lambda each: each.gb_per_s, default=None)
 
 
-def integrity_check(promise: Promise, found: Integrity) -> Check:
+def integrity_check(promise: Promise, found: Integrity, doubt: str) -> Check:
+    """Wrong bytes are wrong on whatever they were; right ones prove nothing of a disk unless they came from one."""
     measured = found.wrong_bytes if found.compared_bytes else None
     where = f"{block_text(found.block_bytes)}, {promise.path}"
-    return check(f"wrong_bytes@{where}", measured, Bound.EQUAL, 0, "bytes")
+    return check(f"wrong_bytes@{where}", measured, Bound.EQUAL, 0, "bytes", invalid="" if measured else doubt)
 
 
 def attachment_checks(promise: Promise, devices: Sequence[DeviceTopology]) -> Iterator[Check]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.bench.gates.gate import Found, Workplace
-from forebay.bench.gates.stability.options import Options, check_options
+from forebay.bench.gates.stability.faults import schedule
+from forebay.bench.gates.stability.options import FaultKind, Options, check_options
 from forebay.bench.gates.stability.supervisor import PROGRESS_STEPS, Supervisor
 
 __all__ = ["Options", "build"]
@@ -21,7 +22,8 @@ class StabilityGate:
 
     @property
     def steps(self) -> int:
-        return PROGRESS_STEPS
+        pulls = [fault for fault in schedule(self.options) if fault.kind is FaultKind.PULLED]
+        return PROGRESS_STEPS + len(pulls)
 
     def run(self, work: Workplace) -> Found:
         """Goes on where the log in the workplace ends."""

@@ -221,6 +221,7 @@ CHECK_NAMES = {
     "requests": Text("requests with a record of their own", "有逐条记录的请求"),
     "wrong_bytes": Text("wrong bytes returned", "返回的错误字节"),
     "wrong_tokens": Text("tokens in wrong blocks", "错误块中的 token"),
+    "roots_on_disk": Text("roots that lie on a disk", "位于磁盘上的根目录"),
     "unsound_rests": Text(
         "times at rest with something left over (pins, slots, half-written blocks)",
         "静止时仍有残留（引用、槽、半写的块）的次数",
@@ -296,6 +297,7 @@ FAULTS = {
     FaultKind.FULL: Text("full disk", "磁盘写满"),
     FaultKind.SLOW: Text("slow device", "设备变慢"),
     FaultKind.LOST: Text("lost root", "存储根丢失"),
+    FaultKind.PULLED: Text("pulled device", "拔出设备"),
 }
 STRIKES = Text("Upright lines are faults: {strikes}.", "竖线是故障：{strikes}。")
 

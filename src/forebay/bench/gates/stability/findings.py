@@ -9,8 +9,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from forebay.bench.evidence import Medium
 from forebay.bench.gates.stability.faults import Fault, is_quiet
-from forebay.bench.gates.stability.log import Closing, Line, Look, Report, Resumed, Sample, Strike, WorkerEnded
+from forebay.bench.gates.stability.log import (
+    Closing,
+    GateError,
+    Line,
+    Look,
+    Report,
+    Resumed,
+    Sample,
+    Strike,
+    WorkerEnded,
+)
 from forebay.bench.gates.stability.options import BLOCK_TOKENS, FaultKind, Options
 from forebay.bench.gates.verdicts import Bound, Check, Outcome, check
 
@@ -22,16 +33,20 @@ _MOST_WORDS = 5
 
 _ALWAYS_EXPECTED = {"file read missing", "file write full"}
 """A full pool that several processes evict from."""
+_GONE = {
+    "file vanished", "file returned", "file ENOENT", "file read failed", "file read missing", "file write failed",
+    "file write full", "file stopped", "file writes stopped",
+}  # fmt: skip
+_PULLED = {f"file {name}" for name in ("EIO", "ENODEV", "ENXIO", "EROFS", "hung", "read late")}
+"""What a device that goes answers with, before its directory is gone; and what a file system does then."""
 _EXPECTED = {
     FaultKind.KILL: set[str](),
     FaultKind.FULL: {"file ENOSPC", "file write failed", "file write full", "file writes stopped"},
     FaultKind.SLOW: {
         "file hung", "file read failed", "file write failed", "file stopped", "file writes stopped", "file read late",
     },
-    FaultKind.LOST: {
-        "file vanished", "file returned", "file ENOENT", "file read failed", "file read missing", "file write failed",
-        "file write full", "file stopped", "file writes stopped",
-    },
+    FaultKind.LOST: _GONE,
+    FaultKind.PULLED: _GONE | _PULLED,
 }  # fmt: skip
 _SEEN_BY = {FaultKind.FULL: "file ENOSPC", FaultKind.LOST: "file vanished"}
 """Kind of error by which the product shows that a fault has reached it."""
@@ -65,6 +80,10 @@ class Findings:
         self.starts = 0
         self.incarnations = 0
         self.closing: Closing | None = None
+        self.media: tuple[Medium, ...] = ()
+        """Under each root, when the gate was last gone on with."""
+        self._doubt = ""
+        """Why a root is no disk."""
         self.struck = 0
         """Faults that have begun."""
         self._sums: Counter[str] = Counter()
@@ -89,6 +108,10 @@ class Findings:
         match line:
             case Resumed():
                 self.starts += 1
+                self.media = line.media
+                self._doubt = next((each.doubt for each in line.media if each.doubt), self._doubt)
+            case GateError():
+                self._errors[f"gate {line.kind}"] += 1
             case Sample():
                 self.incarnations = max(self.incarnations, line.incarnation + 1)
                 self._add_report(line, line.report)
@@ -107,7 +130,7 @@ class Findings:
     def _has_returned(self, at_s: float) -> bool:
         """Whether a lost root has come back just now: with its blocks the pool is too large, until some are evicted."""
         settle_s = self._options.settle_s
-        lost = (fault for fault in self._faults if fault.kind is FaultKind.LOST)
+        lost = (fault for fault in self._faults if fault.kind in (FaultKind.LOST, FaultKind.PULLED))
         return any(fault.ends_s <= at_s <= fault.ends_s + settle_s for fault in lost)
 
     def _add_report(self, sample: Sample, report: Report) -> None:
@@ -145,6 +168,8 @@ class Findings:
     @property
     def lost_cause(self) -> str:
         """Why the gate cannot pass any more whatever comes; empty as long as it can."""
+        if self._doubt:
+            return self._doubt
         final = [each for each in self._settled() if each.outcome is Outcome.FAIL]
         return (
             f"{final[0].name}: {final[0].measured:g} is not {final[0].bound.value} {final[0].limit:g}" if final else ""
@@ -155,6 +180,8 @@ class Findings:
 
     def _settled(self) -> Iterator[Check]:
         """Those that can only become worse."""
+        on_disk = sum(not medium.doubt for medium in self.media) if self.starts else None
+        yield check("roots_on_disk", on_disk, Bound.EQUAL, len(self._options.roots), "count", invalid=self._doubt)
         limits, sums = self._options.limits, self._sums
         was_loaded = sums["disk_blocks"] > 0
         wrong_tokens = sums["wrong_blocks"] * BLOCK_TOKENS
@@ -178,11 +205,12 @@ class Findings:
         yield self._none("temporary_files_left", closing.temporary_files if closing else None, "count")
         yield self._none("shm_segments_left", closing.shm_segments if closing else None, "count")
         yield self._drift()
-        yield check("disk_loads", self._sums["disk_loads"], Bound.AT_LEAST, options.limits.least_loads, "count")
+        loads, least = self._sums["disk_loads"], options.limits.least_loads
+        yield check("disk_loads", loads, Bound.AT_LEAST, least, "count", invalid=self._doubt)
         for worker, loads in enumerate(self._last_loads):
             measured = loads if self.elapsed_s >= options.duration_s else None
             yield check(f"last_disk_loads@worker {worker}", measured, Bound.AT_LEAST, 1, "count")
-        yield check("load_time", self.elapsed_s, Bound.AT_LEAST, options.duration_s, "s")
+        yield check("load_time", self.elapsed_s, Bound.AT_LEAST, options.duration_s, "s", invalid=self._doubt)
         for kind in dict.fromkeys(fault.kind for fault in self._faults):
             seen = self._seen(kind)
             invalid = "" if seen else "the fault did not reach the product: nothing is known of it"
@@ -200,6 +228,8 @@ class Findings:
     def _seen(self, kind: FaultKind) -> int:
         if kind is FaultKind.KILL:
             return self._kills
+        if kind is FaultKind.PULLED:
+            return sum(self._errors[each] for each in _PULLED | {"file vanished"})
         return self._slow_loads if kind is FaultKind.SLOW else self._errors[_SEEN_BY[kind]]
 
     def _expected(self, from_s: float, to_s: float) -> set[str]:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from forebay.bench.evidence import Medium
 from forebay.bench.files import CannotWrite
 from forebay.bench.gates.stability.options import FaultKind
 from forebay.errors import ConfigError
@@ -55,6 +56,8 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed"):
     elapsed_s: float
     at: str
     """ISO 8601, UTC."""
+    media: tuple[Medium, ...] = ()
+    """Under each root."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
@@ -80,6 +83,13 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True, tag="strike"):
     target: int
 
 
+class GateError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """The gate itself could not do something, as when a device is gone."""
+
+    elapsed_s: float
+    kind: str
+
+
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     elapsed_s: float
     worker: int
@@ -102,7 +112,7 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
     """That a worker once had, and that are still there."""
 
 
-Line: TypeAlias = Resumed | Sample | Look | Strike | WorkerEnded | Closing
+Line: TypeAlias = Resumed | Sample | Look | Strike | GateError | WorkerEnded | Closing
 
 
 class Log:

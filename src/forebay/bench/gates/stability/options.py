@@ -29,6 +29,8 @@ class FaultKind(Enum):
     """Each transfer takes `slow_s` longer, in every second worker."""
     LOST = "lost root"
     """One root's directory is gone, for all. The roots take turns."""
+    PULLED = "pulled device"
+    """Somebody pulls the device under a root, and puts it back: the gate says when. Only if a plan names it."""
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Of each worker."""
     in_flight: int = 4
     """Loads at a time, of each worker."""
-    faults: tuple[FaultKind, ...] = tuple(FaultKind)
+    faults: tuple[FaultKind, ...] = (FaultKind.KILL, FaultKind.FULL, FaultKind.SLOW, FaultKind.LOST)
     """They take turns. Between the first and the last window."""
     fault_every_s: float = 1800.0
     fault_for_s: float = 60.0

@@ -1,15 +1,10 @@
-"""Runs the workers, strikes them, looks at the pool, and writes the log. Decides nothing but when to end.
-
-In each root: <the gate's directory>/disk/pool. `disk` is what is renamed away when a root is lost: so the pool's parent
-is gone too, as with a disk that is not mounted, and nobody makes a new pool in its place.
-"""
+"""Runs the workers, strikes them, looks at the pool, and writes the log. Decides nothing but when to end."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,12 +17,15 @@ from pathlib import Path
 import msgspec
 
 from forebay.assemble import open_tiers
+from forebay.bench.evidence import Medium
 from forebay.bench.files import CannotWrite
 from forebay.bench.gates.gate import Found, Workplace
+from forebay.bench.gates.stability.disks import Disks
 from forebay.bench.gates.stability.faults import Fault, schedule
 from forebay.bench.gates.stability.findings import Findings
 from forebay.bench.gates.stability.log import (
     Closing,
+    GateError,
     Line,
     Log,
     Look,
@@ -44,13 +42,14 @@ from forebay.bench.units import seconds_text
 from forebay.errors import ConfigError, ForebayError
 from forebay.testing.struck_file import Control
 
+log = logging.getLogger("forebay.bench.gates.stability")
+
 LOG_NAME, CONTROL_NAME = "log.jsonl", "control"
 PROGRESS_STEPS = 20
 _WAKE_S = 0.2
 _ENDS_WITHIN_S = 150.0
 """Of a worker that was asked to: longer than its longest rest."""
 _STARTS_WITHIN_S = 300.0
-_LOOKS_AGAIN = 3
 _LONGEST_GAP_S = 5.0
 """Between two looks at the clock, that counts: far longer than it takes to come by again."""
 
@@ -108,6 +107,8 @@ class Supervisor:
                 self._shm.update(line.report.shm_segments)
         self._is_new = self._findings.starts == 0
         self._elapsed_before_s = self._findings.elapsed_s
+        scratches = [work.scratch_path(Path(root)) for root in options.roots]
+        self._disks = Disks(scratches, self._note)
         self._watch = Stopwatch()
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
@@ -118,27 +119,33 @@ class Supervisor:
         self._steps_told = 0
 
     def run(self) -> Found:
-        scratches = [self._work.scratch_path(Path(root)) for root in self._options.roots]
         try:
-            found = self._run(scratches)
+            found = self._run()
         except CannotWrite:  # it will be gone on with
             raise
         except (OSError, ForebayError):
-            _remove(scratches)
+            self._disks.remove()
             raise
-        _remove(scratches)
+        self._disks.remove()
         return found
 
-    def _run(self, scratches: list[Path]) -> Found:
+    def _run(self) -> Found:
         if self._findings.closing is None:
             if self._is_new:
                 check_machine(self._options)
-            self._disks = tuple(self._prepared(scratch) for scratch in scratches)
+                self._disks.make()
             self._control = Control(self._work.directory / CONTROL_NAME)
             self._log = Log(self._work.directory / LOG_NAME)
-            self._add(Resumed(elapsed_s=self._elapsed_s, at=datetime.now(UTC).isoformat(timespec="seconds")))
+            self._add(
+                Resumed(
+                    elapsed_s=self._elapsed_s,
+                    at=datetime.now(UTC).isoformat(timespec="seconds"),
+                    media=tuple(self._work.kernel.medium_of(Path(root)) for root in self._options.roots),
+                )
+            )
             try:
                 self._end_faults()
+                self._disks.find()
                 self._load()
                 self._close()
             finally:
@@ -162,6 +169,7 @@ class Supervisor:
             yield f"stood still for {seconds_text(self._watch.stood_still_s)}, which are not counted as time of load"
         if self._findings.errors:
             yield "errors: " + ", ".join(f"{kind}: {count}" for kind, count in self._findings.errors.items())
+        yield from (medium_text(medium) for medium in self._findings.media)
 
     # --- the load
 
@@ -171,7 +179,7 @@ class Supervisor:
 
     def _load(self) -> None:
         """Until the time is over, or nothing can pass any more."""
-        if self._elapsed_s >= self._options.duration_s:
+        if self._elapsed_s >= self._options.duration_s or self._findings.lost_cause:
             return
         self._start_all()
         begun = self._faults[: self._findings.struck]
@@ -186,7 +194,8 @@ class Supervisor:
                 active.remove(fault)
                 self._end_fault(fault)
             if self._elapsed_s >= next_look_s:
-                self._add(Look(elapsed_s=self._elapsed_s, pool_bytes=self._look()))
+                self._disks.bring_back_late()
+                self._add(Look(elapsed_s=self._elapsed_s, pool_bytes=self._disks.look(self._options.capacity_bytes)))
                 next_look_s = self._elapsed_s + self._options.look_s
             self._tell()
         self._end_faults()
@@ -251,7 +260,7 @@ class Supervisor:
         incarnation, self._incarnations = self._incarnations, self._incarnations + 1
         orders = Orders(
             options=self._options,
-            pool_roots=tuple(str(disk / "pool") for disk in self._disks),
+            pool_roots=tuple(str(pool) for pool in self._disks.pools),
             control=str(self._work.directory / CONTROL_NAME) if is_struck else "",
             seed=self._options.seed * 1_000_003 + incarnation,
         )
@@ -302,7 +311,9 @@ class Supervisor:
             case FaultKind.SLOW:
                 self._control.set_delay(self._options.slow_s)
             case FaultKind.LOST:
-                self._disks[fault.target].rename(_away(self._disks[fault.target]))
+                self._disks.take_away(fault.target)
+            case FaultKind.PULLED:
+                self._work.progress.ended(pull_text(self._options, fault))
         return fault
 
     def _kill(self, worker: int) -> None:
@@ -323,62 +334,64 @@ class Supervisor:
             case FaultKind.SLOW:
                 self._control.set_delay(0.0)
             case FaultKind.LOST:
-                _return(self._disks[fault.target])
-            case FaultKind.KILL:
+                self._disks.bring_back(fault.target)
+            case FaultKind.KILL | FaultKind.PULLED:
                 pass
 
     def _end_faults(self) -> None:
         """All of them, whichever are on."""
         self._control.free_disk()
         self._control.set_delay(0.0)
-        for disk in self._disks:
-            _return(disk)
+        self._disks.bring_back_all()
 
-    # --- the pool
-
-    def _prepared(self, scratch: Path) -> Path:
-        """The place that a root's pool is in: new for a new gate, and with the pool of before for a resumed one."""
-        disk = scratch / "disk"
-        if self._is_new:
-            shutil.rmtree(scratch, ignore_errors=True)
-        else:
-            _return(disk)
-        disk.mkdir(parents=True, exist_ok=True)
-        return disk
-
-    def _look(self) -> int:
-        """Bytes in the pool. A look takes a while: a block that goes meanwhile and the one that comes in its place may
-        both be counted, so what is above the capacity is looked at again."""
-        looks = [self._pool_bytes()]
-        while looks[-1] > self._options.capacity_bytes and len(looks) < _LOOKS_AGAIN:
-            looks.append(self._pool_bytes())
-        return min(looks)
-
-    def _pool_bytes(self) -> int:
-        """Of the roots that are there: a lost one has left the pool with its blocks."""
-        return sum(file_bytes(disk / "pool") for disk in self._disks)
+    # --- the end
 
     def _close(self) -> None:
-        """What is left when everybody has gone. Opening the pool once more is what tidies up after those killed."""
-        config = store_config(self._options, [str(disk / "pool") for disk in self._disks], "")
+        """What is left when everybody has gone. Of a device that is gone too nothing is known: the checks lack it."""
+        try:
+            closing = self._closing()
+        except (OSError, ForebayError) as error:
+            log.warning("what is left in the pool cannot be seen: %s", error)
+            self._note("close failed")
+        else:
+            self._add(closing)
+
+    def _closing(self) -> Closing:
+        """Opening the pool once more is what tidies up after those killed."""
+        self._disks.check_there()
+        config = store_config(self._options, [str(pool) for pool in self._disks.pools], "")
         tier = open_tiers(config, namespace(self._options))[TIER]
         try:
             counted_bytes = sum(stored.stored_bytes for stored in tier.scan())
         finally:
             tier.close()
-        self._add(
-            Closing(
-                elapsed_s=self._elapsed_s,
-                files_bytes=self._pool_bytes(),
-                counted_bytes=counted_bytes,
-                temporary_files=sum(_count(disk / "pool/tmp") for disk in self._disks),
-                shm_segments=sum(Path(name).exists() for name in self._shm),
-            )
+        return Closing(
+            elapsed_s=self._elapsed_s,
+            files_bytes=self._disks.pool_bytes(),
+            counted_bytes=counted_bytes,
+            temporary_files=self._disks.temporary_files(),
+            shm_segments=sum(Path(name).exists() for name in self._shm),
         )
+
+    def _note(self, kind: str) -> None:
+        self._add(GateError(elapsed_s=self._elapsed_s, kind=kind))
 
     def _add(self, line: Line) -> None:
         self._log.add(line)
         self._findings.add(line)
+
+
+def pull_text(options: Options, fault: Fault) -> str:
+    return (
+        f"pull the device under {options.roots[fault.target]} now, and have it back and mounted within "
+        f"{seconds_text(fault.ends_s - fault.begins_s)}"
+    )
+
+
+def medium_text(medium: Medium) -> str:
+    """On one line."""
+    parts = [f"{medium.path} is {medium.filesystem} on {medium.device or medium.source}", medium.mount_options]
+    return ", ".join(filter(None, [*parts, *(f"{name} {value}" for name, value in medium.hardware.items())]))
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
@@ -387,35 +400,3 @@ def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
     with contextlib.suppress(OSError):
         process.stdin.write(text)
         process.stdin.flush()
-
-
-def _away(disk: Path) -> Path:
-    return disk.with_name("disk.away")
-
-
-def _return(disk: Path) -> None:
-    if _away(disk).exists() and not disk.exists():
-        _away(disk).rename(disk)
-
-
-def _remove(places: list[Path]) -> None:
-    for place in places:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _count(directory: Path) -> int:
-    try:
-        return len(os.listdir(directory))
-    except FileNotFoundError:
-        return 0
-
-
-def file_bytes(pool: Path) -> int:
-    """Of the files under blocks' names in one root."""
-    total_bytes = 0
-    for folder, _, names in os.walk(pool):
-        for name in names:
-            if name.endswith(".kv"):
-                with contextlib.suppress(FileNotFoundError):
-                    total_bytes += os.lstat(f"{folder}/{name}").st_size
-    return total_bytes
