@@ -3,10 +3,11 @@
     python bench/vllm_trace.py TRACE [--requests 20] [--json]
 
 Needs the environment of `make test-engines`. TRACE is a file of JSON lines in Mooncake's form (`timestamp` in ms,
-`input_length`, `output_length`, `hash_ids` of 512 tokens each); without it there is nothing to do, and the exit code
-is 0. `vllm bench serve --dataset-name timed_trace` sends the first requests twice, a server each on the same pool: what
-the second finds was stored by the first. The model is tiny (float32, on the CPU), so times say little; what counts is
-that no request fails. Exit code 1 when one does, or when the second server finds nothing.
+`input_length`, `output_length`, `hash_ids` of 512 tokens each). `vllm bench serve --dataset-name timed_trace` sends
+the first requests twice, a server each on the same pool: what the second finds was stored by the first. Requests of
+more than --longest tokens are left out, and counted. The model is tiny (float32, on the CPU), so times say little; what
+counts is that no request fails. Exit code 1 when one does, or when the second server finds nothing; 2 without a trace
+that has so many requests.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=Path("vllm_trace.svg"), help="the picture (SVG)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    if not options.trace.exists():
-        print(f"skipped: there is no {options.trace}", file=sys.stderr)
-        return 0
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as scratch:
         head = Path(scratch, "head.jsonl")
-        left_out = write_head(options.trace, head, options.requests, options.longest)
+        try:
+            left_out = write_head(options.trace, head, options.requests, options.longest)
+        except BadTrace as error:
+            parser.exit(2, f"{parser.prog}: {error}\n")
         model = Path(scratch, "model")
         model.mkdir()
         save_model(model, SHAPE)
@@ -78,19 +79,32 @@ def main() -> int:
     return 0 if good else 1
 
 
+class BadTrace(Exception):
+    """There is nothing to send. The message is one line."""
+
+
 def write_head(trace: Path, head: Path, requests: int, longest: int) -> int:
-    """The first `requests` that fit, and how many before them did not."""
+    """The first `requests` that fit, and how many before them did not. Raises BadTrace."""
+    try:
+        lines = trace.read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTrace(f"cannot read the trace {trace}: {getattr(error, 'strerror', error)}") from None
     taken: list[str] = []
     left_out = 0
-    with trace.open() as lines:
-        for line in lines:
+    for number, line in enumerate(lines, 1):
+        if len(taken) == requests:
+            break
+        try:
             request = json.loads(line)
-            if request["input_length"] + request["output_length"] > longest:
-                left_out += 1
-                continue
+            tokens = request["input_length"] + request["output_length"]
+        except (ValueError, KeyError, TypeError):
+            raise BadTrace(f"{trace}: line {number} is no request in Mooncake's form") from None
+        if tokens <= longest:
             taken.append(line)
-            if len(taken) == requests:
-                break
+        else:
+            left_out += 1
+    if len(taken) < requests:
+        raise BadTrace(f"{trace} has {len(taken)} requests of up to {longest} tokens, not {requests}")
     head.write_text("".join(taken))
     return left_out
 
@@ -128,12 +142,14 @@ def replay(model: Path, scratch: Path, head: Path, options: argparse.Namespace) 
 
 
 def words(runs: list[dict[str, Any]], left_out: int, longest: int) -> str:
-    lines = [f"{left_out} requests of more than {longest} tokens were left out"] if left_out else []
-    lines += ["| | completed | failed | input tokens | mean TTFT, s | blocks found | not found | failed blocks |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines = [
+        f"| | completed | failed | left out (over {longest} tokens) | input tokens | mean TTFT, s "
+        "| blocks found | not found | failed blocks |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for run in runs:
         lines.append(
-            f"| {run['run']} | {run['completed']} | {run['failed']} | {run['total_input_tokens']} "
+            f"| {run['run']} | {run['completed']} | {run['failed']} | {left_out} | {run['total_input_tokens']} "
             f"| {run['mean_ttft_ms'] / 1e3:.2f} | {run['hit_blocks']:.0f} | {run['missed_blocks']:.0f} "
             f"| {run['failed_blocks']:.0f} |"
         )

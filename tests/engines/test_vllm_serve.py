@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -31,6 +32,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 COMMON = prompt(1, 20 * B)
 PROMPTS = [prompt(2, 3 * B), prompt(3, 40 * B + 1), *(COMMON + prompt(10 + i, 9) for i in range(4))]
 BLOCKS = 3 + 40 + 4 * 20
+DISTINCT_BLOCKS = 3 + 40 + 20
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,26 @@ def environment() -> dict[str, str]:
     }
 
 
-def server(model: Path, pool: Path) -> AbstractContextManager[VllmServer]:
+def server(model: Path, pool: Path, *, native: bool = False) -> AbstractContextManager[VllmServer]:
     command = [sys.executable, "-m", "forebay", "vllm-args", str(pool), "--capacity", "1GiB", "--cpu-gib", "0.1"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([*command, *["--native"] * native], capture_output=True, text=True, check=True).stdout
     settings = {
         "dtype": "float32", "block-size": B, "max-model-len": 4096, "num-gpu-blocks-override": 512, "seed": 0,
         "max-num-batched-tokens": 512,
     }  # fmt: skip
     arguments = [argument for name, value in settings.items() for argument in (f"--{name}", str(value))]
-    return serving(model, [*arguments, *shlex.split(printed), "--enforce-eager"], environment())
+    pasted = on_a_cpu(shlex.split(printed)) if native else shlex.split(printed)
+    return serving(model, [*arguments, *pasted, "--enforce-eager"], environment())
+
+
+def on_a_cpu(pasted: list[str]) -> list[str]:
+    """With copies that vLLM's native offloading can do on a CPU."""
+    at = pasted.index("--kv-transfer-config") + 1
+    config = json.loads(pasted[at])
+    config["kv_connector_extra_config"] |= {
+        "spec_name": "CpuTieringSpec", "spec_module_path": "forebay.testing.vllm_cpu_spec",
+    }  # fmt: skip
+    return [*pasted[:at], json.dumps(config), *pasted[at + 1 :]]
 
 
 def stream_all(running: VllmServer) -> list[list[int]]:
@@ -91,6 +104,37 @@ def test_a_restart_keeps_what_was_streamed(model: Path, tmp_path: Path) -> None:
     check_counts(before.metrics, after.metrics)
 
 
+def test_a_restart_keeps_what_was_streamed_under_the_native_tier(model: Path, tmp_path: Path) -> None:
+    pool, trace, tiered = tmp_path / "pool", tmp_path / "trace.jsonl", "vllm:kv_offload_tiering_"
+    trace.write_text("".join(json.dumps(request) + "\n" for request in TRACE))
+    with server(model, pool, native=True) as first:
+        report = bench_serve(first, [*TIMED_TRACE, str(trace)], tmp_path / "bench.json", environment())
+        assert (report["completed"], report["failed"]) == (len(TRACE), 0)
+        assert report["total_input_tokens"] == sum(request["input_length"] for request in TRACE)
+        before = Stop(stream_all(first), first.metrics())
+    assert before.metrics.total(f"{tiered}chunk_hits", tier="1:forebay") == 0
+    assert len({tuple(answer) for answer in before.answers}) == len(PROMPTS)
+
+    with server(model, pool, native=True) as second:
+        after = Stop(stream_all(second), second.metrics())
+    assert after.answers == before.answers
+    assert after.metrics.total(f"{tiered}chunk_hits", tier="1:forebay") == DISTINCT_BLOCKS
+    assert after.metrics.total(f"{tiered}read_bytes", tier="1:forebay") > 0
+    assert after.metrics.total("vllm:forebay_tier_failed_blocks") == 0
+
+
+TRACE = [
+    {
+        "timestamp": 100 * i, "input_length": 640 + 32 * i, "output_length": 4 + i,
+        "hash_ids": [*range(8), *range(10 * i + 10, 10 * i + 16)],
+    }
+    for i in range(6)
+]  # fmt: skip
+"""In Mooncake's form, with 64 tokens to a hash: 512 that all have in common, then their own."""
+TIMED_TRACE = [
+    "--dataset-name", "timed_trace", "--num-prompts", str(len(TRACE)), "--timed-trace-chunk-hash-size", "64",
+    "--timed-trace-sec-multiplier", "0.001", "--dataset-path",
+]  # fmt: skip
 PREFIX_REPETITION = [
     "--dataset-name", "prefix_repetition", "--num-prompts", "24", "--prefix-repetition-num-prefixes", "4",
     "--prefix-repetition-prefix-len", "640", "--prefix-repetition-suffix-len", "64",
