@@ -117,3 +117,24 @@ def test_heads_that_cannot_be_told_apart_or_do_not_divide_are_refused(tmp_path: 
             check_sharding(*config_and_kv, options)
     part = parts_of(geometry(1, 4), 2)[0]
     assert store_config(options, part).tiers[0].options["roots"] == [{"path": f"{tmp_path}-kvheads2to3of8"}]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("", ""),
+        ('mode = "off"', ""),
+        ('mode = "on"', "min_load_tokens"),
+        ("prefill_tokens_per_s = 1000.0", "min_load_tokens"),
+    ],
+)
+def test_a_choice_that_nobody_would_make_is_refused(tmp_path: Path, section: str, words: str) -> None:
+    path = tmp_path / "store.toml"
+    path.write_text(f"host_bytes = 1000000\n[engine.load_or_compute]\n{section}\n")
+    options = ConnectorOptions(config=str(path))
+    if not words:
+        assert store_config(options, Part()).host_bytes == 1_000_000
+        return
+    with pytest.raises(ConfigError, match=words) as refused:
+        store_config(options, Part())
+    assert "\n" not in str(refused.value)

@@ -141,8 +141,21 @@ def _from_toml(path: Path, part: Part) -> StoreConfig:
                 f"{path}: this engine stores {part.count} parts, and each needs a directory of its own: "
                 "write {part} into the path of each root"
             )
-        return msgspec.convert(tomllib.loads(text.replace("{part}", part.name or "whole")), StoreConfig)
+        written = tomllib.loads(text.replace("{part}", part.name or "whole"))
+        store = msgspec.convert(written, StoreConfig)
+        _check_choice(path, written)
+        return store
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _check_choice(path: Path, written: Mapping[str, Any]) -> None:
+    """vLLM says what it will load before a worker could weigh it, so a section that would be idle is refused."""
+    choice = written.get("engine", {}).get("load_or_compute")
+    if choice and choice.get("mode") != "off":
+        raise ConfigError(
+            f"{path}: engine.load_or_compute decides nothing under vLLM: leave it away, and set 'min_load_tokens' in "
+            "kv_connector_extra_config to have shorter hits computed"
+        )
