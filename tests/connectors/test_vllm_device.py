@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -210,6 +211,27 @@ def test_a_copy_that_cannot_be_made_is_failed_and_the_next_one_works() -> None:
     device = CpuDevice(pages, HostPool(2, pages.block_bytes))
     result = run(device, JobKind.COPY_OUT, (0, 1), (BLOCKS, 1))
     assert [outcome.value for outcome in result.outcomes.values()] == ["failed", "ok"]
+    device.close()
+
+
+def test_loads_do_not_wait_behind_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = find_pages(caches("LBHNC"), NAMES, BLOCKS)
+    device = CpuDevice(pages, HostPool(4, pages.block_bytes))
+    began, go_on, sound = threading.Event(), threading.Event(), device._copy
+
+    def copy(kind: JobKind, slot: int, block: int) -> Outcome:
+        began.set()
+        assert go_on.wait(60)
+        return sound(kind, slot, block)
+
+    monkeypatch.setattr(device, "_copy", copy)
+    kinds = [JobKind.COPY_OUT, JobKind.COPY_OUT, JobKind.COPY_IN]
+    for slot, kind in enumerate(kinds):
+        device.submit(job(kind, (slot,)), [DeviceBlock(slot)])
+        assert began.wait(60), "the first is under way before the others come"
+    go_on.set()
+    device.drain()
+    assert [result.job.slots for result in device.poll()] == [(0,), (2,), (1,)]
     device.close()
 
 

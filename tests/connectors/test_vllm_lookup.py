@@ -97,6 +97,23 @@ def test_an_answer_is_given_again_for_a_while_and_then_sought_anew() -> None:
     assert world.ask(PREFIX[2:]).held_blocks == 6, "another question of the same request"
 
 
+def test_a_request_that_asks_on_and_on_never_loses_its_answer_to_a_newer_question() -> None:
+    world = World()
+    world.hold(0, PREFIX[:3])
+    assert world.ask(PREFIX).held_blocks == 3
+    world.hold(0, PREFIX[3:6])
+    world.tiers[0].open.clear()
+    for _ in range(30):
+        world.now_ns += 100_000_000
+        assert world.lookup.ask("r", PREFIX) == Answer(3, Found.MISSING)
+    world.tiers[0].open.set()
+    while (answer := world.lookup.ask("r", PREFIX)) == Answer(3, Found.MISSING):
+        threading.Event().wait(0.001)
+    assert answer == Answer(6, Found.MISSING)
+    assert world.lookup.counts.answered == 2
+    world.lookup.close()
+
+
 def test_past_the_deadline_what_is_known_counts_and_the_rest_is_unknown() -> None:
     world = World(deadline_s=1.0)
     world.hold(0, PREFIX)

@@ -339,6 +339,7 @@ def test_ranks_have_a_directory_and_a_share_of_the_limits_each(tmp_path: Path) -
     assert third.tiers[0].options["capacity_bytes"] * 4 == alone.tiers[0].options["capacity_bytes"] == 8 * 2**30
     assert third.host_bytes * 4 == alone.host_bytes == 2 * 2**30
     assert digest_cache_path(options, options.pool) == Path(f"{tmp_path}/pool-weights.json")
+    assert digest_cache_path(options, "/etc/store.toml") == Path("/etc/store.toml-weights.json")
 
 
 def test_a_configuration_file_is_filled_in_for_each_rank(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ would find the KV of its former self, so its content is mixed in here.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from forebay.connectors.vllm.digests import digest_files, weight_files
@@ -18,6 +20,7 @@ log = logging.getLogger("forebay.connectors.vllm")
 
 _CONFIG = "adapter_config.json"
 """Holds rank and scale, which decide as much as the weights."""
+_CLOSE_WITHIN_S = 5.0
 
 
 class Adapters:
@@ -25,7 +28,10 @@ class Adapters:
 
     def __init__(self) -> None:
         self._digests: dict[tuple[int, str], Future[bytes | None]] = {}
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="forebay-adapter")
+        self._asked: SimpleQueue[tuple[Future[bytes | None], str, Path] | None] = SimpleQueue()
+        # a daemon: a file system that hangs must not keep the host from ending
+        self._thread = threading.Thread(target=self._serve, name="forebay-adapter", daemon=True)
+        self._thread.start()
 
     def digest(self, lora: Any) -> Future[bytes | None]:
         """Of the adapter of a vLLM LoRARequest; None, said in the log, for one that has no local files.
@@ -34,11 +40,25 @@ class Adapters:
         """
         key = (lora.lora_int_id, lora.lora_path)
         if key not in self._digests or getattr(lora, "load_inplace", False):
-            self._digests[key] = self._threads.submit(_digest, lora.lora_name, Path(lora.lora_path))
+            self._digests[key] = Future()
+            self._asked.put((self._digests[key], lora.lora_name, Path(lora.lora_path)))
         return self._digests[key]
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True)
+        """What has not been read by now is not needed any more."""
+        self._asked.put(None)
+        self._thread.join(_CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            log.error("an adapter is still being read: it is left behind")
+
+    def _serve(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            future, name, directory = asked
+            try:
+                future.set_result(_digest(name, directory))
+            except Exception:  # a bug costs this adapter its cache, and no other
+                log.exception("KV under adapter %s is neither loaded nor stored", name)
+                future.set_result(None)
 
 
 def _digest(name: str, directory: Path) -> bytes | None:

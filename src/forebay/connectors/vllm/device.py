@@ -15,7 +15,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
@@ -174,8 +175,22 @@ class _Copied:
     blocks: tuple[DeviceBlock, ...]
 
 
+class _Urgency(IntEnum):
+    LOAD = 0
+    STORE = 1
+    END = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Waiting:
+    urgency: _Urgency
+    number: int
+    job: Job | None = field(default=None, compare=False)
+    blocks: tuple[DeviceBlock, ...] = field(default=(), compare=False)
+
+
 class CpuDevice:
-    """Copies on one thread of its own, so that a step of the model never waits for one."""
+    """Copies on one thread of its own, so that a step of the model never waits for one. Loads go first."""
 
     def __init__(self, pages: KvPages, pool: HostPool, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._layers = [layer.numpy() for layer in pages.layers]
@@ -183,7 +198,8 @@ class CpuDevice:
         self._page_bytes, self._block_bytes = pages.page_bytes, pages.block_bytes
         self._slab, self._clock = pool.slab, clock
         self._reading = _Reading()
-        self._jobs: queue.SimpleQueue[tuple[Job, tuple[DeviceBlock, ...]] | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        self._submitted = itertools.count()
         self._ended: queue.SimpleQueue[_Copied] = queue.SimpleQueue()
         self._open_jobs = 0
         self._drained: list[_Copied] = []
@@ -193,7 +209,8 @@ class CpuDevice:
     def submit(self, job: Job, blocks: Sequence[DeviceBlock]) -> None:
         self._reading.begin(job, blocks)
         self._open_jobs += 1
-        self._jobs.put((job, tuple(blocks)))
+        urgency = _Urgency.LOAD if job.kind is JobKind.COPY_IN else _Urgency.STORE
+        self._jobs.put(_Waiting(urgency, next(self._submitted), job, tuple(blocks)))
 
     def poll(self) -> Sequence[JobResult]:
         ended, self._drained = self._drained, []
@@ -215,12 +232,12 @@ class CpuDevice:
             self._drained.append(self._ended.get())
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self._jobs.put(_Waiting(_Urgency.END, next(self._submitted)))
         self._thread.join()
 
     def _serve(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, blocks = item
+        while (waiting := self._jobs.get()).job is not None:
+            job, blocks = waiting.job, waiting.blocks
             started_ns = self._clock()
             outcomes = {
                 key: self._copy(job.kind, slot, block)

@@ -70,6 +70,10 @@ class _Question:
     """A tier could not answer."""
     answered_ns: int = 0
     """When its outcome was first given, and counted; 0: not yet."""
+    heard_ns: int = 0
+    """When somebody last asked for it."""
+    renewal: _Question | None = None
+    """The same question put anew, since the answer has grown old."""
     dropped: bool = False
     ended: bool = False
     """Its thread is through with it."""
@@ -107,12 +111,28 @@ class Lookup:
     def ask(self, request_id: str, prefix: Sequence[bytes]) -> Answer | None:
         """How many leading blocks of `prefix` the pool holds. None: it is being asked; ask again soon.
 
-        The answer comes within the deadline, and is given again for about a second.
+        The answer comes within the deadline. It is given again for about a second, and, to a request that asks on and
+        on, until there is a newer one: a request that waits for its turn is not to lose it over a question.
         """
         question = self._questions.get(request_id)
         now_ns = self._clock()
-        if question is None or not self._fits(question, prefix, now_ns):
-            question = self._start(request_id, tuple(prefix), now_ns)
+        if question is None or not _fits(question, prefix, now_ns):
+            self.drop(request_id)
+            question = self._start(tuple(prefix), now_ns)
+        elif question.answered_ns and now_ns >= question.answered_ns + _ANSWER_KEEPS_NS:
+            question = self._renewed(question, now_ns)
+        question.heard_ns = now_ns
+        self._questions[request_id] = question
+        return self._answer(question, request_id, now_ns)
+
+    def _renewed(self, question: _Question, now_ns: int) -> _Question:
+        """The newer question once it is answered; else this one."""
+        if question.renewal is None:
+            question.renewal = self._start(question.prefix, now_ns)
+        is_over = question.renewal.found is not None or now_ns >= question.renewal.deadline_ns
+        return question.renewal if is_over else question
+
+    def _answer(self, question: _Question, request_id: str, now_ns: int) -> Answer | None:
         if question.found is None and now_ns < question.deadline_ns:
             return None
         if question.found is None:
@@ -130,7 +150,7 @@ class Lookup:
         """The request has no more questions. Unknown ids are fine."""
         question = self._questions.pop(request_id, None)
         if question is not None:
-            question.dropped = True
+            _drop(question)
 
     def doubt(self, prefix_hash: bytes) -> None:
         """A block that was found could not be loaded: for a while it counts as not there."""
@@ -149,7 +169,7 @@ class Lookup:
 
     def close(self) -> None:
         for question in self._questions.values():
-            question.dropped = True
+            _drop(question)
         for _ in self._threads:
             self._asked.put(None)
         until_s = time.monotonic() + _CLOSE_WITHIN_S
@@ -161,15 +181,9 @@ class Lookup:
             for tier in shard.tiers.values():
                 tier.close()
 
-    def _fits(self, question: _Question, prefix: Sequence[bytes], now_ns: int) -> bool:
-        fresh = not question.answered_ns or now_ns < question.answered_ns + _ANSWER_KEEPS_NS
-        return fresh and len(question.prefix) == len(prefix) and question.prefix[0] == prefix[0]
-
-    def _start(self, request_id: str, prefix: tuple[bytes, ...], now_ns: int) -> _Question:
-        self.drop(request_id)
+    def _start(self, prefix: tuple[bytes, ...], now_ns: int) -> _Question:
         trusted = next((i for i, known in enumerate(prefix) if self._doubts.get(known, 0) > now_ns), len(prefix))
         question = _Question(prefix, now_ns + self._deadline_ns)
-        self._questions[request_id] = question
         self._late = [late for late in self._late if not late.ended]
         if len(self._late) >= _MOST_LATE:
             question.found = Found.UNKNOWN
@@ -210,6 +224,18 @@ class Lookup:
             log.exception("the pool cannot be asked what it holds")
             question.failed, found = True, Found.UNKNOWN
         question.found = found
+
+
+def _fits(question: _Question, prefix: Sequence[bytes], now_ns: int) -> bool:
+    """Whether it is this question, and its answer new, or asked for all the time."""
+    fresh = not question.answered_ns or now_ns < max(question.answered_ns, question.heard_ns) + _ANSWER_KEEPS_NS
+    return fresh and len(question.prefix) == len(prefix) and question.prefix[0] == prefix[0]
+
+
+def _drop(question: _Question) -> None:
+    question.dropped = True
+    if question.renewal is not None:
+        question.renewal.dropped = True
 
 
 def _leading(shard: Shard, chunk: Sequence[bytes]) -> int:

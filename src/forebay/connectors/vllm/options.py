@@ -36,7 +36,7 @@ class IdentityOptions(msgspec.Struct, frozen=True, kw_only=True):
     identity: str = ""
     """A name for exactly these weights that the operator vouches for. Without it the weight files are read whole."""
     digest_cache: str = ""
-    """File that remembers digests of weight files; beside the pool if not given."""
+    """File that remembers digests of weight files; beside the pool, or the store's TOML file, if not given."""
 
 
 class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,11 +112,9 @@ def read_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
     return options
 
 
-def digest_cache_path(options: IdentityOptions, pool: str) -> Path | None:
-    """Where digests of weight files are remembered; None when no place is known."""
-    if options.digest_cache:
-        return Path(options.digest_cache)
-    return Path(f"{pool.rstrip('/')}-weights.json") if pool else None
+def digest_cache_path(options: IdentityOptions, beside: str) -> Path:
+    """Where digests of weight files are remembered: unless that is given, beside this file or directory."""
+    return Path(options.digest_cache or f"{beside.rstrip('/')}-weights.json")
 
 
 def store_config(options: ConnectorOptions, part: Part) -> StoreConfig:

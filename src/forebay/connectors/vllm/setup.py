@@ -106,7 +106,7 @@ class _PartMaker:
         self._options, self._config, self._kv, self._kv_caches, self._seed = options, config, kv, kv_caches, seed
         self._group = kv.kv_cache_groups[0]
         self._attention = attention_form(config, self._group.layer_names)
-        self._weights = weights_identity(config, options, digest_cache_path(options, options.pool))
+        self._weights = weights_identity(config, options, digest_cache_path(options, options.pool or options.config))
 
     def make(self, part: Part, geometry: RankGeometry, totals: Totals) -> _MadePart:
         options = self._options
