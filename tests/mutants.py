@@ -201,6 +201,24 @@ MUTANTS = (
         ("tests/test_hedges.py",),
     ),
     Mutant(
+        "hung-second-read-keeps-its-credits", "hedges.py",
+        "            self._due.add(stage.flow.due_ns(channel, self._deadline_ns, now_ns), job.job_id)\n",
+        "",
+        ("tests/test_hedges.py",),
+    ),
+    Mutant(
+        "failures-teach-a-bandwidth", "flow.py",
+        "came = sum(result.outcomes[key] is Outcome.OK for key in keys)",
+        "came = len(keys)",
+        ("tests/test_flow.py",),
+    ),
+    Mutant(
+        "a-pool-without-slots-spins", "flow.py",
+        " and lane.opens_ns > now_ns:",
+        ":",
+        ("tests/test_flow.py",),
+    ),
+    Mutant(
         "key-not-chained", "keys.py",
         "sha256(parent + ids[start : start + step].tobytes())",
         "sha256(ids[start : start + step].tobytes())",

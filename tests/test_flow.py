@@ -13,7 +13,7 @@ from forebay.credits import Depth, Rate
 from forebay.errors import ConfigError
 from forebay.fairness import FairSharing, Order, Queue
 from forebay.flow import ChannelState, Flow, FlowOptions
-from forebay.types import BlockKey, Channel, Job, JobId, JobKind, JobResult, Slot, Traffic
+from forebay.types import BlockKey, Channel, Job, JobId, JobKind, JobResult, Outcome, Slot, Traffic
 
 MB = 1_000_000
 SECOND_NS = 1_000_000_000
@@ -238,8 +238,8 @@ def job(number: int, blocks: int = 1, traffic: Traffic = Traffic.DEMAND, channel
     )  # fmt: skip
 
 
-def result(of: Job, started_ns: int, finished_ns: int) -> JobResult:
-    return JobResult(of, {}, started_ns, finished_ns)
+def result(of: Job, started_ns: int, finished_ns: int, outcome: Outcome = Outcome.OK) -> JobResult:
+    return JobResult(of, dict.fromkeys(of.keys, outcome), started_ns, finished_ns)
 
 
 def make_flow(**options: object) -> Flow:
@@ -325,6 +325,30 @@ def test_a_rate_limit_can_be_set_changed_and_lifted_while_running() -> None:
             flow.limit("disk", Traffic.DEMAND, nonsense, 0)
 
 
+def test_failures_that_come_at_once_teach_no_bandwidth() -> None:
+    flow, now_ns = make_flow(), 0
+    flow.want(DISK, Traffic.DEMAND, 10_000)
+    for number in range(8):
+        flow.sent(job(number, 4), now_ns)
+        now_ns += 40_000_000
+        flow.ended(result(job(number, 4), 0, now_ns), now_ns)
+    (before,) = flow.channels()
+    assert before.bytes_per_s == pytest.approx(100 * MB, rel=0.01)
+    for number in range(8, 200):
+        flow.sent(job(number, 32), now_ns)
+        now_ns += 1_000
+        outcome = Outcome.FAILED if number % 2 else Outcome.MISSING
+        flow.ended(result(job(number, 32), 0, now_ns, outcome), now_ns)
+    (after,) = flow.channels()
+    assert (after.bytes_per_s, after.depth_blocks) == (before.bytes_per_s, before.depth_blocks)
+    flow.sent(job(200, 4), now_ns)
+    now_ns += 20_000_000
+    half = {key: Outcome.OK if at < 2 else Outcome.FAILED for at, key in enumerate(job(200, 4).keys)}
+    flow.ended(JobResult(job(200, 4), half, 0, now_ns), now_ns)
+    (after,) = flow.channels()
+    assert after.bytes_per_s == pytest.approx(100 * MB, rel=0.01)
+
+
 def test_a_channel_with_a_late_read_is_left_alone_then_tried_with_one_block() -> None:
     flow = make_flow(retry_s=1.0)
     other = Channel("disk", 1)
@@ -352,6 +376,15 @@ def test_a_channel_with_a_late_read_is_left_alone_then_tried_with_one_block() ->
     flow.ended(result(job(2), 0, 30 * SECOND_NS), 30 * SECOND_NS)
     assert flow.all_open
     assert view.in_flight_blocks == 0
+
+
+def test_a_channel_that_could_be_tried_is_no_reason_to_wake_up() -> None:
+    flow = make_flow(retry_s=1.0)
+    flow.want(DISK, Traffic.DEMAND, 100)
+    flow.sent(job(1), 0)
+    flow.late(job(1), 10 * SECOND_NS)
+    assert flow.next_ns(10 * SECOND_NS) == 11 * SECOND_NS
+    assert flow.next_ns(11 * SECOND_NS) is None, "what it lacks is a slot"
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=60))

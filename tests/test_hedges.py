@@ -9,8 +9,10 @@ import pytest
 from engine_world import PROMPT, SECOND_NS, World, make_world
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
-from forebay.testing.schedule import Chances, Schedule, truth
-from forebay.types import Job, JobKind, Loaded
+from forebay.events import Overdue
+from forebay.flow import ChannelState, FlowOptions
+from forebay.testing.schedule import BLOCK_BYTES, Chances, Schedule, truth
+from forebay.types import Job, JobKind, Loaded, Traffic
 
 QUICK_NS, SLOW_NS = 1_000_000, 900_000_000
 
@@ -62,6 +64,53 @@ def test_a_slow_read_is_overtaken_by_the_other_tier_and_its_slots_come_back() ->
     world.engine.check_idle()
 
 
+def test_second_reads_that_hang_too_give_back_their_credits_and_at_last_their_slots() -> None:
+    world = two_tiers(hedge_share=1.0, read_deadline_s=1.0)
+    hang_ns = 1_000 * SECOND_NS
+    world.executor._cost_ns = lambda job: hang_ns if job.kind is JobKind.READ else QUICK_NS
+    began_ns = world.executor.now_ns()
+    plan = world.plan("r", PROMPT)
+    world.engine.start_load(plan, world.lend(0, 40))
+    world.run_until(began_ns + 10 * SECOND_NS)
+    assert world.ended == [Loaded("r", 0)]
+    overdue = {event.job.tier for event in world.events if isinstance(event, Overdue)}
+    assert overdue == {"disk", "remote"}
+    views = {view.channel.tier: view for view in world.engine.channels()}
+    assert [views[tier].in_flight_blocks for tier in ("disk", "remote")] == [0, 0]
+    assert views["remote"].state is not ChannelState.OPEN
+    assert world.engine.stranded_slots > 0
+    world.engine.check_idle()
+    world.executor._cost_ns = lambda job: QUICK_NS
+    world.run_until(began_ns + 100 * hang_ns)
+    assert world.engine.stranded_slots == 0
+    world.ended.clear()
+    assert world.load("after", PROMPT) == 40
+    world.engine.check_idle()
+
+
+def test_what_was_saved_up_is_bounded_and_credits_are_asked_for() -> None:
+    world = make_world(
+        slots=400,
+        tiers={"disk": 400, "remote": 400},
+        options=EngineOptions(
+            batch_blocks=4, hedge_patience_s=0.01, hedge_share=1.0, flow=FlowOptions(most_depth_blocks=400)
+        ),
+    )
+    world.store(PROMPT)
+    world.executor._cost_ns = lambda job: QUICK_NS
+    for _ in range(40):
+        world.engine.drop_host_copies()
+        world.load("learn", PROMPT)
+    hedges = world.engine._loads._hedges
+    assert hedges._budget_bytes == 64 * BLOCK_BYTES
+    world.engine.drop_host_copies()
+    world.events.clear()
+    world.engine.limit_rate("remote", Traffic.DEMAND, 0.01 * BLOCK_BYTES)
+    slow_disk(world, 4)
+    assert world.load("r", PROMPT) == 40
+    assert world.count(JobKind.READ, "remote") == 4, "one job, and then the limit"
+
+
 def test_a_first_read_that_comes_first_after_all_wins() -> None:
     world = two_tiers(hedge_share=1.0)
     disk_ns, remote_ns = 40_000_000, 500_000_000
@@ -111,7 +160,7 @@ def test_random_schedules_with_slow_reads_keep_every_promise(first_seed: int) ->
         slow = random.Random(seed)
         tiers = {"fast": memory_tier("fast", 60, 100_000), "slow": memory_tier("slow", 60, 200_000)}
         options = EngineOptions(batch_blocks=3, hedge_share=1.0, hedge_patience_s=0.0005, read_deadline_s=0.5)
-        schedule = Schedule(seed, tiers, host_slots=12, chances=Chances(hung_read=0.0), engine_options=options)
+        schedule = Schedule(seed, tiers, host_slots=12, chances=Chances(hung_read=0.1), engine_options=options)
         cost_ns = schedule._executor._cost_ns
         schedule._executor._cost_ns = lambda job, slow=slow, cost_ns=cost_ns: (
             cost_ns(job) * (slow.choice((1, 1, 30)) if job.kind is JobKind.READ else 1)

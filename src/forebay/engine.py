@@ -344,6 +344,11 @@ class Engine:
         """Depth, queue and measured bandwidth of every place that has been read from."""
         return tuple(self._flow.channels())
 
+    @property
+    def stranded_slots(self) -> int:
+        """Host slots that nobody can use, since a read that is not waited for any more may still write to them."""
+        return self._stage.stranded_slots
+
     def happened(self) -> Mapping[Happening, int]:
         """What has happened to the places of the tiers since they were opened, how often: failures, hangs, damage."""
         return self._stage.happened()
@@ -458,7 +463,7 @@ class Engine:
     # --- the promises, for tests
 
     def check(self) -> None:
-        """Raises InvariantBroken unless slots, bytes and pins add up. Costs a walk over everything."""
+        """Raises InvariantBroken unless slots, bytes, pins and credits add up. Costs a walk over everything."""
         self._index.check(self._stage.pool.slots - self._stage.stranded_slots, self._stage.pool.free_slots)
         expected = self._loads.pins() + self._stores.pins()
         for job in self._stage.jobs.values():
@@ -469,6 +474,10 @@ class Engine:
                 held = expected[key, place] + (copy.state is CopyState.FILLING)
                 if copy.pins != held:
                     raise InvariantBroken(f"{place}: {copy.pins} pins where {held} are held")
+        reading = self._stage.reading()
+        for view in self._flow.channels():
+            if view.in_flight_blocks != reading[view.channel]:
+                raise InvariantBroken(f"{view.in_flight_blocks} credits are out where {reading[view.channel]} are used")
 
     def check_idle(self) -> None:
         """At rest: nothing pinned, half filled or on its way out, and every claim about an unshared tier true."""

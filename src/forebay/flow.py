@@ -22,7 +22,10 @@ from forebay.costs import ChannelCost
 from forebay.credits import Depth, Rate
 from forebay.errors import ConfigError
 from forebay.fairness import Order, Queue
-from forebay.types import Channel, Job, JobId, JobResult, Traffic
+from forebay.types import Channel, Job, JobId, JobResult, Outcome, Traffic
+
+_LATE_BY = 8
+"""A read is late when it takes this many times what it should, and not before the deadline that the options give."""
 
 
 class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -235,13 +238,22 @@ class Flow:
         lane.in_flight[job.traffic] -= len(job.keys)
         if lane.state is ChannelState.TRYING:
             self._reopen(lane)
-        before_blocks = lane.in_flight.total() + len(job.keys)
-        lacked_work = not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
-        lane.depth.moved(len(job.keys), now_ns, lacked_work=lacked_work)
-        lane.cost.ended(job.moved_bytes, now_ns, is_idle=not lane.in_flight.total())
+        self._learn(lane, result, now_ns)
         lane.read_at_ns = now_ns
         if job.traffic is Traffic.DEMAND:
             self.queue.served(job.moved_bytes)
+
+    def _learn(self, lane: _Lane, result: JobResult, now_ns: int) -> None:
+        """What reading takes, from the blocks that came: those that failed at once say nothing about the device."""
+        keys, is_idle = result.job.keys, not lane.in_flight.total()
+        came = sum(result.outcomes[key] is Outcome.OK for key in keys)
+        before_blocks = lane.in_flight.total() + len(keys)
+        lacked_work = not came or not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
+        lane.depth.moved(came, now_ns, lacked_work=lacked_work)
+        if came:
+            lane.cost.ended(result.job.moved_bytes * came // len(keys), now_ns, is_idle=is_idle)
+        else:
+            lane.cost.stalled(is_idle=is_idle)
 
     def late(self, job: Job, now_ns: int) -> None:
         """A read is overdue: nobody waits for it any more, and its channel is left alone for a while."""
@@ -308,6 +320,10 @@ class Flow:
         lane = self._lanes.get(channel)
         return lane.read_at_ns if lane is not None else 0
 
+    def due_ns(self, channel: Channel, deadline_ns: int, now_ns: int) -> int:
+        """When what is sent now is late: after `deadline_ns`, or many times what all that is in flight should take."""
+        return now_ns + max(deadline_ns, _LATE_BY * self.flight_ns(channel))
+
     def flight_ns(self, channel: Channel) -> int:
         """Expected time until all that is in flight has ended; 0 before the first job there."""
         lane = self._lanes[channel]
@@ -339,8 +355,8 @@ class Flow:
         """When something may go that may not go now, although nothing ends before; None if no time matters."""
         times = [rate.opens_ns(now_ns) for rate in self._rates.values() if not rate.allows(now_ns)]
         for lane in self._lanes.values():
-            if lane.state is ChannelState.CLOSED and lane.waiting.total():
-                times.append(lane.opens_ns)
+            if lane.state is ChannelState.CLOSED and lane.waiting.total() and lane.opens_ns > now_ns:
+                times.append(lane.opens_ns)  # one that could be tried by now waits for slots
             if lane.share is not None and lane.waiting[Traffic.PREFETCH] and not lane.share.allows(now_ns):
                 times.append(lane.share.opens_ns(now_ns))
         times += [share.opens_ns(now_ns) for share in self._write_shares.values() if not share.allows(now_ns)]

@@ -2,21 +2,25 @@
 
 Whichever read brings the block first fills it; the other one's bytes are thrown away. Source of the idea: Dean and
 Barroso, "The tail at scale", Communications of the ACM 56(2), 2013. The second reads are paid from a budget, a share of
-all that is read, so that a tier that is slow throughout does not double the load of the one behind it.
+all that is read, so that a tier that is slow throughout does not double the load of the one behind it, and no further
+than a moment's worth of it is saved up. They take credits as all reads do, and have the same deadline.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass
 
+from forebay.due import Due
 from forebay.stage import Stage
-from forebay.types import BlockKey, Channel, Job, JobId, JobResult, Outcome, Slot
+from forebay.types import BlockKey, Channel, Job, JobId, JobResult, Outcome, Slot, Traffic
 
 _LATE_BY = 3
 """A read is hedged when it takes this many times what all that is in flight with it should take."""
+
+_MOST_BUDGET_BLOCKS = 64
+"""However much was read without a second read, no more are paid for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,22 @@ class Won:
 
 
 class Hedges:
-    def __init__(self, stage: Stage, share: float, patience_ns: int) -> None:
-        """`share`: of the bytes read, how many may be read a second time. `patience_ns`: no read is hedged sooner."""
-        self._stage, self._share, self._patience_ns = stage, share, patience_ns
-        self._budget_bytes = 0.0
-        self._watched: list[tuple[int, JobId]] = []
-        """Heap of READ jobs by when they are slow; those that have ended are skipped."""
+    def __init__(
+        self, stage: Stage, share: float, patience_ns: int, deadline_ns: int, running: Container[JobId]
+    ) -> None:
+        """`share`: of the bytes read, how many may be read a second time. `patience_ns`: no read is hedged sooner.
+
+        `deadline_ns`: no second read is late sooner. `running`: the first reads that are waited for.
+        """
+        self._stage, self._share, self._patience_ns, self._deadline_ns = stage, share, patience_ns, deadline_ns
+        self._running = running
+        self._budget_bytes, self._most_budget_bytes = 0.0, _MOST_BUDGET_BLOCKS * stage.pool.block_bytes
+        self._watched = Due(running)
+        """The first reads, by when they are slow."""
         self._hedged: dict[JobId, JobId] = {}
         """Second reads in flight, and which read each of them hedges."""
+        self._due = Due(self._hedged)
+        """The second reads, by when they are late."""
         self._pins: Counter[tuple[BlockKey, str]] = Counter()
 
     def __contains__(self, job_id: JobId) -> bool:
@@ -49,23 +61,28 @@ class Hedges:
         """A read has been sent; its keys' host copies are FILLING."""
         if self._share <= 0 or len(self._stage.order) < 2:
             return
-        self._budget_bytes += job.moved_bytes * self._share
+        self._budget_bytes = min(self._most_budget_bytes, self._budget_bytes + job.moved_bytes * self._share)
         expected_ns = self._stage.flow.flight_ns(job.channel)
         if expected_ns:
-            slow_ns = now_ns + max(self._patience_ns, _LATE_BY * expected_ns)
-            heapq.heappush(self._watched, (slow_ns, job.job_id))
+            self._watched.add(now_ns + max(self._patience_ns, _LATE_BY * expected_ns), job.job_id)
 
-    def next_ns(self, running: Collection[JobId]) -> int | None:
-        while self._watched and self._watched[0][1] not in running:
-            heapq.heappop(self._watched)
-        return self._watched[0][0] if self._watched else None
+    def next_ns(self) -> int | None:
+        """When a first read is slow or a second one late, if nothing ends before."""
+        times = (self._watched.next_ns(), self._due.next_ns())
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
-    def start(self, now_ns: int, running: Collection[JobId]) -> None:
-        """Ask again for the blocks of every read that is slow by now, as far as others have them and slots go."""
-        while self._watched and self._watched[0][0] <= now_ns:
-            job_id = heapq.heappop(self._watched)[1]
-            if job_id in running:
-                self._hedge(self._stage.jobs[job_id], now_ns)
+    def start(self, now_ns: int) -> None:
+        """Ask again for the blocks of every read that is slow by now, as far as others have them and credits go."""
+        for job_id in self._watched.take(now_ns):
+            self._hedge(self._stage.jobs[job_id], now_ns)
+
+    def give_up_late(self, now_ns: int) -> None:
+        """Second reads that are late are stranded as first ones are; what they were to bring comes from elsewhere."""
+        for job_id in self._due.take(now_ns):
+            job = self._stage.strand_spare(job_id)
+            self._stage.flow.late(job, now_ns)
+            del self._hedged[job_id]
+            self._unpin(job)
 
     def _hedge(self, slow: Job, now_ns: int) -> None:
         stage, by_channel = self._stage, defaultdict[Channel, list[BlockKey]](list)
@@ -74,7 +91,7 @@ class Hedges:
                 by_channel[channel].append(key)
         for channel, keys in by_channel.items():
             affordable = int(self._budget_bytes // stage.pool.block_bytes)
-            chosen = keys[:affordable]
+            chosen = keys[: min(affordable, stage.flow.grant(channel, Traffic.DEMAND, now_ns).blocks)]
             slots = self._take_slots(len(chosen))
             if not slots:
                 continue
@@ -85,6 +102,7 @@ class Hedges:
                 self._pins[key, channel.tier] += 1
             job = stage.spare_read(channel, chosen, slots)
             self._hedged[job.job_id] = slow.job_id
+            self._due.add(stage.flow.due_ns(channel, self._deadline_ns, now_ns), job.job_id)
 
     def _elsewhere(self, key: BlockKey, slow_tier: str, now_ns: int) -> Channel | None:
         """Another tier that can give the block now."""
@@ -103,17 +121,22 @@ class Hedges:
             slots.append(slot)
         return slots
 
-    def on_read(self, result: JobResult, running: Collection[JobId]) -> list[Won]:
+    def _unpin(self, job: Job) -> None:
+        for key in job.keys:
+            self._stage.index.unpin(key, job.tier)
+        self._pins.subtract((key, job.tier) for key in job.keys)
+        self._pins = +self._pins
+
+    def on_read(self, result: JobResult) -> list[Won]:
         """Apply a second read; returns the blocks that it brought first, now in their host copies."""
         job, stage = result.job, self._stage
         original = self._hedged.pop(job.job_id)
         won: list[Won] = []
+        self._unpin(job)
         for key in job.keys:
-            stage.index.unpin(key, job.tier)
-            self._pins[key, job.tier] -= 1
-            if result.outcomes[key] is Outcome.OK and original in running and stage.is_filled_by(key, original):
+            is_wanted = original in self._running and stage.is_filled_by(key, original)
+            if is_wanted and result.outcomes[key] is Outcome.OK:
                 stage.swap_slot(key, job.job_id, original)
                 won.append(Won(key, original))
-        self._pins = +self._pins
         stage.end_spare(result)
         return won

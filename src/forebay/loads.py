@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forebay.due import Due
 from forebay.events import LoadEnded, PrefetchEnded, PrefetchFate, Reason
 from forebay.hedges import Hedges
 from forebay.planner import source_of
@@ -45,9 +46,6 @@ from forebay.types import (
 
 _WITHDRAWN = {**DISPROVED, Outcome.FAILED: Reason.UNREADABLE}
 """Outcomes of a read after which the tier may be known not to give the block."""
-
-_LATE_BY = 8
-"""A read is late when it takes this many times what it should, and not before the deadline that the options give."""
 
 
 @dataclass(slots=True)
@@ -133,11 +131,13 @@ class Loads:
         self._failed_once: set[tuple[BlockKey, str]] = set()
         """Blocks whose last read from a tier failed."""
         self._subjects: dict[JobId, _Positions] = {}
-        self._hedges = Hedges(stage, limits.hedge_share, limits.hedge_patience_ns)
+        self._hedges = Hedges(
+            stage, limits.hedge_share, limits.hedge_patience_ns, limits.read_deadline_ns, self._subjects
+        )
         self._won: defaultdict[JobId, set[BlockKey]] = defaultdict(set)
         """Blocks of running READ jobs that a second read brought first."""
-        self._due: list[tuple[int, JobId]] = []
-        """Heap of the READ jobs by when they are late; those that have ended are skipped."""
+        self._due = Due(self._subjects)
+        """The READ jobs."""
         self._deadlines: list[tuple[int, str]] = []
         """Heap of the loads with a deadline; those that have ended are skipped."""
         self._ended: list[Loaded] = []
@@ -237,7 +237,7 @@ class Loads:
         """
         now_ns = self._stage.now_ns()
         self._give_up_late(now_ns)
-        self._hedges.start(now_ns, self._subjects)
+        self._hedges.start(now_ns)
         for name in self._flow.queue.in_order():
             if self._flow.is_saturated(self._limits.batch_blocks, now_ns):
                 break
@@ -252,13 +252,11 @@ class Loads:
 
     def next_ns(self) -> int | None:
         """When something is late, if nothing ends before."""
-        while self._due and self._due[0][1] not in self._subjects:
-            heapq.heappop(self._due)
         while self._deadlines and self._deadlines[0][1] not in self._loads:
             heapq.heappop(self._deadlines)
-        times = [heap[0][0] for heap in (self._due, self._deadlines) if heap]
-        slow_ns = self._hedges.next_ns(self._subjects)
-        return min(times if slow_ns is None else [*times, slow_ns], default=None)
+        ends_ns = self._deadlines[0][0] if self._deadlines else None
+        times = (ends_ns, self._due.next_ns(), self._hedges.next_ns())
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def _grant(self, load: _Load, now_ns: int) -> bool:
         """Start reads of the load's next positions, as far as flow and slots go. False when slots are the limit."""
@@ -328,8 +326,7 @@ class Loads:
             job = self._stage.read(channel, [load.key(position) for position in batch], load.traffic)
             self._subjects[job.job_id] = _Positions(load, batch)
             load.reading.add(job.job_id)
-            due_ns = now_ns + max(self._limits.read_deadline_ns, _LATE_BY * self._flow.flight_ns(channel))
-            heapq.heappush(self._due, (due_ns, job.job_id))
+            self._due.add(self._flow.due_ns(channel, self._limits.read_deadline_ns, now_ns), job.job_id)
             if load.traffic is Traffic.DEMAND:
                 self._hedges.watch(job, now_ns)
         self._prefetching += len(positions) if load.traffic is Traffic.PREFETCH else 0
@@ -445,7 +442,7 @@ class Loads:
     def _on_hedge(self, result: JobResult) -> list[BlockKey]:
         """Apply a second read. A read of which nothing is left to wait for is given up."""
         arrived: list[BlockKey] = []
-        for won in self._hedges.on_read(result, self._subjects):
+        for won in self._hedges.on_read(result):
             job, subject = self._stage.jobs[won.original], self._subjects[won.original]
             self._won[won.original].add(won.key)
             arrived.append(won.key)
@@ -540,11 +537,10 @@ class Loads:
     # --- what is late
 
     def _give_up_late(self, now_ns: int) -> None:
-        while self._due and self._due[0][0] <= now_ns:
-            job_id = heapq.heappop(self._due)[1]
-            if job_id in self._subjects:
-                self._flow.late(self._stage.jobs[job_id], now_ns)
-                self._strand(job_id)
+        for job_id in self._due.take(now_ns):
+            self._flow.late(self._stage.jobs[job_id], now_ns)
+            self._strand(job_id)
+        self._hedges.give_up_late(now_ns)
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             load = self._loads.get(heapq.heappop(self._deadlines)[1])
             if load is not None and load.deadline_ns is not None and load.deadline_ns <= now_ns:

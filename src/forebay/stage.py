@@ -66,6 +66,13 @@ class Policies:
     """A second one for each tier with a quota, of the same kind."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    job: Job
+    slots: dict[BlockKey, Slot]
+    """Those that belong to no copy yet."""
+
+
 class Stage:
     def __init__(
         self,
@@ -105,8 +112,8 @@ class Stage:
         """In flight, and somebody waits for them."""
         self._stranded: dict[JobId, list[Slot]] = {}
         """Reads in flight that nobody waits for any more, with the slots that they may still write to."""
-        self._spares: dict[JobId, dict[BlockKey, Slot]] = {}
-        """Second reads of blocks that another read is to bring, with slots that belong to no copy yet."""
+        self._spares: dict[JobId, _Spare] = {}
+        """Second reads of blocks that another read is to bring."""
         self._outgrown: dict[JobId, list[Slot]] = {}
         """Reads of which a second read brought some blocks first, with the slots that they may still write to."""
         self._device, self._executor = device, executor
@@ -277,12 +284,20 @@ class Stage:
         """Read blocks whose host copies are FILLING by another read, into slots of their own. Nobody waits for it."""
         job = self._new_job(JobKind.READ, channel.tier, keys)
         job = replace(job, route=channel.route, slots=tuple(slots))
-        self._spares[job.job_id] = dict(zip(keys, slots, strict=True))
+        self._spares[job.job_id] = _Spare(job, dict(zip(keys, slots, strict=True)))
         self.flow.sent(job, self.now_ns())
         views = [self.pool.view(slot) for slot in slots]
         work = partial(_by_key, self.tiers[channel.tier].read, job.keys, views)
         self._executor.submit(job, partial(_attempt, job, work))
         return job
+
+    def strand_spare(self, job_id: JobId) -> Job:
+        """A second read is late: its slots come back when it ends."""
+        spare = self._spares.pop(job_id)
+        self._stranded[job_id] = list(spare.slots.values())
+        self._executor.give_up(spare.job)
+        self.emit(Overdue(self.now_ns(), spare.job))
+        return spare.job
 
     def is_filled_by(self, key: BlockKey, job_id: JobId) -> bool:
         """Whether the block's host copy is FILLING into the slot that this job reads to."""
@@ -291,20 +306,28 @@ class Stage:
 
     def swap_slot(self, key: BlockKey, spare: JobId, original: JobId) -> None:
         """The spare read has brought the block: its slot is the host copy's now, and the old one comes back later."""
-        old = self.index.move(key, HOST, self._spares[spare].pop(key))
+        old = self.index.move(key, HOST, self._spares[spare].slots.pop(key))
         self._outgrown.setdefault(original, []).append(old)
 
     def end_spare(self, result: JobResult) -> None:
         """What nobody took of a spare read is thrown away, but not what it found out."""
-        for slot in self._spares.pop(result.job.job_id).values():
+        for slot in self._spares.pop(result.job.job_id).slots.values():
             self.pool.give(slot)
         self._believe(result)
 
     @property
     def stranded_slots(self) -> int:
         """Slots that belong to no copy, since a read may still write to them."""
-        held = (*self._stranded.values(), *self._spares.values(), *self._outgrown.values())
-        return sum(map(len, held))
+        spare = (spare.slots for spare in self._spares.values())
+        return sum(map(len, (*self._stranded.values(), *spare, *self._outgrown.values())))
+
+    def reading(self) -> Counter[Channel]:
+        """Blocks of the reads that somebody waits for, and of second reads: what holds credits."""
+        blocks = Counter[Channel]()
+        for job in (*self.jobs.values(), *(spare.job for spare in self._spares.values())):
+            if job.kind is JobKind.READ:
+                blocks[job.channel] += len(job.keys)
+        return blocks
 
     def write(self, tier: str, keys: Sequence[BlockKey], evicts: Sequence[BlockKey]) -> Job:
         job = replace(self._new_job(JobKind.WRITE, tier, keys, tuple(evicts)), traffic=Traffic.WRITE)
