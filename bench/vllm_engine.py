@@ -7,6 +7,7 @@ vLLM is to be measured. It answers each line of its standard input with one line
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from typing import Any
 
 BLOCK_TOKENS = 128
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+NUMBERS = itertools.count()
+"""Of requests."""
 LMCACHE_READY = "cache server is running..."
 
 
@@ -44,6 +47,8 @@ class Answer:
     wall_s: float
     processor_s: float
     """Of the engine's process, and of the cache's own server where it has one."""
+    token_s: tuple[float, ...]
+    """When each token was there, from the start."""
 
 
 class EngineProcess:
@@ -85,7 +90,7 @@ class EngineProcess:
         if not line:
             self._fail()
         said = json.loads(line)
-        return Answer(tuple(said.pop("tokens")), **said)
+        return Answer(tokens=tuple(said.pop("tokens")), token_s=tuple(said.pop("token_s")), **said)
 
     def _fail(self) -> None:
         self._process.wait()
@@ -170,10 +175,15 @@ def answer(llm: Any, asked: Mapping[str, Any], extra_pids: list[int]) -> Answer:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True, detokenize=False)
+    engine, tokens, restored_tokens, token_s = llm.llm_engine, (), 0, []
     started_s, started_core_s = time.perf_counter(), processor_s(extra_pids)
-    (output,) = llm.generate([{"prompt_token_ids": asked["prompt"]}], greedy, use_tqdm=False)
+    engine.add_request(str(next(NUMBERS)), {"prompt_token_ids": asked["prompt"]}, greedy)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens, restored_tokens = tuple(output.outputs[0].token_ids), output.num_cached_tokens or 0
+            token_s += [time.perf_counter() - started_s] * (len(tokens) - len(token_s))
     wall_s, core_s = time.perf_counter() - started_s, processor_s(extra_pids) - started_core_s
-    return Answer(tuple(output.outputs[0].token_ids), output.num_cached_tokens or 0, wall_s, core_s)
+    return Answer(tokens, restored_tokens, wall_s, core_s, tuple(token_s))
 
 
 def processor_s(extra_pids: list[int]) -> float:
