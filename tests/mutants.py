@@ -375,6 +375,12 @@ MUTANTS = (
         ("tests/bench/test_stability.py",),
     ),
     Mutant(
+        "gate-goes-on-with-spoilt-evidence", "bench/gates/restoring.py",
+        'cause = self.lost(requests) or next(iter(lasting), "")',
+        'cause = self.lost(requests)',
+        ("tests/bench/test_gates_restore.py",),
+    ),
+    Mutant(
         "restore-asks-what-was-not-stored", "bench/restore/sessions.py",
         "known = everywhere if is_shared else held[reader]",
         "known = everywhere",

@@ -114,15 +114,29 @@ def test_attachments_against_promises(sys_root: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_device_that_gives_back_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prove_integrity(tmp_path, 65536, 4 * 65536) == integrity.Integrity(65536, 4 * 65536, 0)
-
+def lose_writes(monkeypatch: pytest.MonkeyPatch, every_bytes: int) -> None:
     def stale(descriptor: int, content: list[memoryview], at: int) -> int:
         """One write in two is lost, as on a device that lies."""
-        return os.pwritev(descriptor, content, at) if at % 131072 == 0 else len(content[0])
+        return os.pwritev(descriptor, content, at) if at % every_bytes == 0 else len(content[0])
 
     real = {name: getattr(os, name) for name in os.__all__ if hasattr(os, name)}
     monkeypatch.setattr(integrity, "os", SimpleNamespace(**real | {"pwritev": stale, "path": os.path}))
+
+
+def test_wrong_bytes_end_it_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_file(tmp_path, read_bytes_per_s=1e4)
+    plan.write_text(plan.read_text().replace("integrity_bytes = 1048576", "integrity_bytes = 786432"))  # 3 blocks
+    lose_writes(monkeypatch, 2 * 262144)
+    [result] = run_plan(read_plan(plan), tmp_path / "out").results
+    assert result.outcome is Outcome.FAIL
+    assert "wrong bytes came back from" in result.stopped_early
+    assert [each.name.partition("@")[0] for each in result.checks] == ["wrong_bytes", "mtu_bytes"]
+    assert result.files == ("g1/topology.json",)
+
+
+def test_a_device_that_gives_back_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prove_integrity(tmp_path, 65536, 4 * 65536) == integrity.Integrity(65536, 4 * 65536, 0)
+    lose_writes(monkeypatch, 131072)
     with pytest.raises(OSError, match="0 bytes were moved"):  # the last one: beyond the end of the file
         prove_integrity(tmp_path, 65536, 4 * 65536)
     assert prove_integrity(tmp_path, 65536, 3 * 65536).wrong_bytes > 60_000
@@ -180,7 +194,7 @@ def test_a_real_device_keeps_modest_promises_and_breaks_bold_ones(tmp_path: Path
     [result] = record.results
     kinds = [each.name.partition("@")[0] for each in result.checks]
     assert kinds == [
-        "read_bandwidth", "read_latency_p99", "write_bandwidth", "write_latency_p99", "wrong_bytes", "mtu_bytes",
+        "wrong_bytes", "read_bandwidth", "read_latency_p99", "write_bandwidth", "write_latency_p99", "mtu_bytes",
     ]  # fmt: skip
     assert any("not readable" in words for words in result.reasons) or "pcie_width" in result.reasons[0]
     topology = json.loads((tmp_path / "modest/out/g1/topology.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +15,11 @@ from forebay.bench.environment import describe_environment
 from forebay.bench.evidence import Kernel, Verdict
 from forebay.bench.gates import g2_baseline, g3_main
 from forebay.bench.gates.plan import read_plan
-from forebay.bench.gates.restoring import lost_cause
+from forebay.bench.gates.restoring import RestoreGate, wrong_answers
 from forebay.bench.gates.run import run_plan
 from forebay.bench.gates.verdicts import Check, Outcome, worst
 from forebay.bench.restore.metrics import cell_of, comparisons
+from forebay.bench.restore.options import Limits as EvidenceLimits
 from forebay.bench.restore.results import RequestRecord, RestoreRecord
 from forebay.cli import run
 from forebay.errors import ConfigError
@@ -43,6 +45,10 @@ def record(changed: Sequence[RequestRecord] | None = None, reasons: Sequence[str
 
 def altered(change: Callable[[RequestRecord], RequestRecord], group: str = "candidate") -> list[RequestRecord]:
     return [change(each) if each.group == group else each for each in requests()]
+
+
+def g2_checks(record: RestoreRecord, limits: g2_baseline.Limits) -> tuple[Check, ...]:
+    return g2_baseline.checks(record, limits, EvidenceLimits())
 
 
 def outcomes(checks: Sequence[Check]) -> dict[str, Outcome]:
@@ -100,7 +106,7 @@ def test_g3_says_nothing_without_samples_or_of_a_bad_measurement() -> None:
 
 def test_g2_wants_rounds_that_repeat() -> None:
     limits = g2_baseline.Limits()
-    found = g2_baseline.checks(record(), limits)
+    found = g2_checks(record(), limits)
     assert set(outcomes(found).values()) == {Outcome.PASS}
     assert {*outcomes(found)} == {"failed_requests", "repeat_drift@4 recompute", "repeat_drift@4 baseline"}
 
@@ -108,19 +114,73 @@ def test_g2_wants_rounds_that_repeat() -> None:
         ttft_s = (each.ttft_s or 0) * (1.06 if each.round == 2 else 1.0)
         return msgspec.structs.replace(each, ttft_s=ttft_s)
 
-    drifting = g2_baseline.checks(record(altered(drifted, "baseline")), limits)
+    drifting = g2_checks(record(altered(drifted, "baseline")), limits)
     [check] = [each for each in drifting if each.name == "repeat_drift@4 baseline"]
     assert check.outcome is Outcome.FAIL
     assert check.measured == pytest.approx(0.06)
-    assert worst(g2_baseline.checks(record(), g2_baseline.Limits(rounds=4))) is Outcome.INVALID
-    assert worst(g2_baseline.checks(record([]), limits)) is Outcome.INVALID
-    assert worst(g2_baseline.checks(record(reasons=["a clock jumped"]), limits)) is Outcome.INVALID
+    assert worst(g2_checks(record(), g2_baseline.Limits(rounds=4))) is Outcome.INVALID
+    assert worst(g2_checks(record([]), limits)) is Outcome.INVALID
+    assert worst(g2_checks(record(reasons=["a clock jumped"]), limits)) is Outcome.INVALID
 
 
-def test_stop_loss() -> None:
-    assert lost_cause(requests()) == ""
-    assert "failed in round" in lost_cause(altered(lambda each: msgspec.structs.replace(each, error="gone")))
-    assert "another output" in lost_cause(altered(lambda each: msgspec.structs.replace(each, output_digest="else")))
+def test_wrong_answers_are_a_lost_cause() -> None:
+    assert wrong_answers(requests()) == ""
+    assert "failed in round" in wrong_answers(altered(lambda each: msgspec.structs.replace(each, error="gone")))
+    assert "another output" in wrong_answers(altered(lambda each: msgspec.structs.replace(each, output_digest="else")))
+
+
+def gate(tmp_path: Path, kind: str) -> RestoreGate:
+    """Over the groups of the kit."""
+    usual = {"name": "recompute", "role": "recompute"}, {"name": "baseline", "role": "baseline", "roots": [tmp_path]}
+    roles = (*usual, *([{"name": "candidate", "role": "candidate", "roots": [tmp_path]}] if kind == "g3_main" else []))
+    plain = json.loads(json.dumps({"concurrency": [4], "rounds": 5, "group": roles}, default=str))
+    module = {"g2_baseline": g2_baseline, "g3_main": g3_main}[kind]
+    return module.build(module.Options(restore=plain))
+
+
+def seen(rounds: int, names: Sequence[str], requests_of: Sequence[RequestRecord]) -> tuple[Any, Any, Any]:
+    """Groups, requests and waves after so many rounds."""
+    return (
+        [each for each in groups() if each.name in names],
+        [each for each in requests_of if each.group in names and each.round <= rounds],
+        [each for each in waves() if each.group in names and each.round <= rounds],
+    )
+
+
+def test_a_drift_in_round_2_of_5_ends_g2(tmp_path: Path) -> None:
+    def drifted(each: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(each, ttft_s=(each.ttft_s or 0) * (1.06 if each.round == 2 else 1.0))
+
+    names, drifting = ("recompute", "baseline"), altered(drifted, "baseline")
+    lost_cause = gate(tmp_path, "g2_baseline").lost_cause
+    assert lost_cause(*seen(3, names, requests())) == ""
+    assert lost_cause(*seen(1, names, drifting)) == ""
+    of, asked, in_waves = seen(2, names, drifting)
+    assert lost_cause(of, asked, in_waves) == "stopped after round 2: rounds of baseline at 4 at once differ by 6.0%"
+    assert lost_cause(of, asked, in_waves[:-1]) == "", "in the middle of a round others have not been asked yet"
+    early = record([each for each in drifting if each.round <= 2], ["2 of 3 rounds: too few"])
+    [check] = [each for each in g2_checks(early, g2_baseline.Limits()) if each.name == "repeat_drift@4 baseline"]
+    assert (check.outcome, check.measured) == (Outcome.FAIL, pytest.approx(0.06))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words"),
+    [
+        ({"foreign_bytes": 4_000_000_000}, "others used the device"),
+        ({"clock_step_s": 9.0}, "the clock jumped"),
+        ({"resident_bytes": 4_000_000_000}, "warm page cache"),
+    ],
+)
+def test_evidence_that_nothing_mends_ends_g3_after_its_round(
+    tmp_path: Path, spoilt: dict[str, object], words: str
+) -> None:
+    of, asked, in_waves = seen(1, ("recompute", "baseline", "candidate"), requests())
+    lost_cause = gate(tmp_path, "g3_main").lost_cause
+    assert lost_cause(of, asked, in_waves) == "", "too few rounds are no lost cause"
+    in_waves = [msgspec.structs.replace(each, **spoilt) if each.group == "baseline" else each for each in in_waves]
+    cause = lost_cause(of, asked, in_waves)
+    assert cause.startswith("stopped after round 1: baseline: ")
+    assert words in cause
 
 
 # --- real runs

@@ -78,20 +78,27 @@ class ArrivalGate:
         return len(self.options.root) * (2 * sizes * len(self.options.in_flight) + sizes)
 
     def run(self, work: Workplace) -> Found:
-        """From the beginning, also after an interruption."""
+        """From the beginning, also after an interruption. Ends at the first device that gives back something else."""
         checks: list[Check] = []
         attached: list[DeviceTopology | LinkTopology] = []
         files: list[str] = []
+        wrong = ""
         for number, promise in enumerate(self.options.root):
             with work.scratch(Path(promise.path)) as scratch:
                 medium = work.kernel.medium_of(scratch)
-                proven = [self._prove(work, scratch, promise, block_bytes) for block_bytes in self.options.block_bytes]
+                devices = self.topology.devices(medium.device)
+                attached += devices
+                checks += attachment_checks(promise, devices)
+                for block_bytes in self.options.block_bytes:
+                    proven = self._prove(work, scratch, promise, block_bytes)
+                    checks.append(integrity_check(promise, proven, medium.doubt))
+                    if proven.wrong_bytes:
+                        wrong = f"stopped: {proven.wrong_bytes:,} wrong bytes came back from {promise.path}"
+                        break
+                if wrong:
+                    break
                 record = io_run.run_bench(io_options(self.options, scratch), progress=work.progress, kernel=work.kernel)
-            devices = self.topology.devices(medium.device)
-            attached += devices
             checks += device_checks(promise, record, medium.doubt)
-            checks += [integrity_check(promise, each, medium.doubt) for each in proven]
-            checks += attachment_checks(promise, devices)
             files.append(f"device{number}.json")
             write_whole(work.directory / files[-1], io_report.encode_json(record))
         for link in self.options.link:
@@ -101,7 +108,8 @@ class ArrivalGate:
         files.append("topology.json")
         plain = encodable(msgspec.to_builtins(attached))
         write_whole(work.directory / files[-1], msgspec.json.format(msgspec.json.encode(plain)) + b"\n")
-        return Found(checks=tuple(checks), reasons=tuple(words(each) for each in attached), files=tuple(files))
+        reasons = tuple(words(each) for each in attached)
+        return Found(checks=tuple(checks), reasons=reasons, stopped_early=wrong, files=tuple(files))
 
     def _prove(self, work: Workplace, scratch: Path, promise: Promise, block_bytes: int) -> Integrity:
         what = f"{promise.path}: blocks of {block_text(block_bytes)}, written and compared"

@@ -112,4 +112,5 @@ def _evidence(where: str, group: str, concurrency: int, record: RestoreRecord, l
     rounds = max((each.rounds for each in record.cells if each.group == group), default=1)
     answered = sum(each.ttft_s is not None for each in found)
     least = max(limits.least_requests, concurrency * max(1, rounds))
-    return check(f"requests@{where}", answered if found else None, Bound.AT_LEAST, least, "count")
+    invalid = doubt(record) if answered < least else ""  # it was stopped: then too few say nothing of the candidate
+    return check(f"requests@{where}", answered if found else None, Bound.AT_LEAST, least, "count", invalid=invalid)

@@ -13,10 +13,11 @@ import msgspec
 from forebay.bench.evidence import Validity
 from forebay.bench.gates.gate import Found, Workplace
 from forebay.bench.gates.verdicts import Bound, Check, check
+from forebay.bench.restore import audit
 from forebay.bench.restore.options import RestoreOptions, check_options, convert_options
 from forebay.bench.restore.report import write_files
-from forebay.bench.restore.results import Cell, RequestRecord, RestoreRecord, Role
-from forebay.bench.restore.run import run_restore, steps
+from forebay.bench.restore.results import Cell, Group, RequestRecord, RestoreRecord, Role, WaveRecord
+from forebay.bench.restore.run import run_restore, steps, wave_count
 from forebay.errors import ConfigError
 
 _STORES_BY_ITSELF = ("emulated", "builtin")
@@ -31,22 +32,37 @@ class RestoreGate:
 
     options: RestoreOptions
     judge: Judge
+    lost: Callable[[Sequence[RequestRecord]], str] = lambda requests: ""
+    """Of the requests of whole rounds, why this gate cannot pass any more; empty as long as it can."""
 
     @property
     def steps(self) -> int:
         return steps(self.options)
 
     def run(self, work: Workplace) -> Found:
-        """From the beginning, also after an interruption. Ends early when a request fails or outputs differ."""
+        """From the beginning, also after an interruption. Ends early when it cannot pass any more."""
         with _own_roots(self.options, work) as options:
-            record = run_restore(options, progress=work.progress, lost_cause=lost_cause)
+            record = run_restore(options, progress=work.progress, lost_cause=self.lost_cause)
+        was_stopped = len(record.waves) < wave_count(self.options)
         files = write_files(record, work.directory)
         return Found(
             checks=self.judge(record),
             reasons=(*record.verdict.reasons, *record.notes),
-            stopped_early=lost_cause(record.requests),
+            stopped_early=self.lost_cause(record.groups, record.requests, record.waves) if was_stopped else "",
             files=tuple(path.name for path in files),
         )
+
+    def lost_cause(
+        self, groups: Sequence[Group], requests: Sequence[RequestRecord], waves: Sequence[WaveRecord]
+    ) -> str:
+        """At once for wrong answers. For the rest after whole rounds, in which all groups were asked the same."""
+        if cause := wrong_answers(requests):
+            return f"stopped: {cause}"
+        if len(waves) % (len(groups) * len(self.options.concurrency)):
+            return ""
+        lasting = audit.broken_claims(groups, requests, waves, (), self.options.limits)  # more samples mend none of it
+        cause = self.lost(requests) or next(iter(lasting), "")
+        return f"stopped after round {max(each.round for each in waves)}: {cause}" if cause else ""
 
 
 def restore_options(plain: Mapping[str, Any], *roles: Role) -> RestoreOptions:
@@ -82,14 +98,14 @@ def _own_roots(options: RestoreOptions, work: Workplace) -> Iterator[RestoreOpti
         yield msgspec.structs.replace(options, group=groups)
 
 
-def lost_cause(requests: Sequence[RequestRecord]) -> str:
+def wrong_answers(requests: Sequence[RequestRecord]) -> str:
     """Why no gate can pass any more; empty as long as it can."""
     outputs: dict[tuple[int, int], str] = {}
     for each in requests:
         if each.error:
-            return f"stopped: a request of {each.group} failed in round {each.round}: {each.error}"
+            return f"a request of {each.group} failed in round {each.round}: {each.error}"
         if outputs.setdefault((each.concurrency, each.session), each.output_digest) != each.output_digest:
-            return f"stopped: session {each.session} had another output with {each.group} in round {each.round}"
+            return f"session {each.session} had another output with {each.group} in round {each.round}"
     return ""
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 import msgspec
 
@@ -33,10 +34,17 @@ from forebay.bench.restore.target import Answer, Target
 from forebay.bench.units import bytes_text, seconds_text
 from forebay.workloads import Workload
 
+LostCause: TypeAlias = Callable[[Sequence[Group], Sequence[RequestRecord], Sequence[WaveRecord]], str]
+"""From what was seen so far, in all groups, to why nothing can come of it any more; empty as long as something can."""
+
 
 def steps(options: RestoreOptions) -> int:
     """How many steps a progress will hear of."""
-    return len(options.group) * (1 + options.rounds * len(options.concurrency))
+    return len(options.group) + wave_count(options)
+
+
+def wave_count(options: RestoreOptions) -> int:
+    return len(options.group) * options.rounds * len(options.concurrency)
 
 
 def run_restore(
@@ -45,7 +53,7 @@ def run_restore(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     host: Host | None = None,
-    lost_cause: Callable[[Sequence[RequestRecord]], str] = lambda requests: "",
+    lost_cause: LostCause = lambda groups, requests, waves: "",
 ) -> RestoreRecord:
     """Populate all groups, measure, and remove what was made. Raises ConfigError for what cannot work.
 
@@ -93,7 +101,7 @@ class _Bench:
         contestants: Sequence[_Contestant],
         progress: Progress,
         host: Host,
-        lost_cause: Callable[[Sequence[RequestRecord]], str],
+        lost_cause: LostCause,
     ) -> None:
         self._lost_cause = lost_cause
         self._options, self._contestants, self._progress, self._host = options, contestants, progress, host
@@ -114,8 +122,12 @@ class _Bench:
             for concurrency in self._options.concurrency:
                 for contestant in order:
                     self._wave(contestant, concurrency, number)
-                    if self._lost_cause(self._requests):
+                    if self._lost_cause(self._groups, self._requests, self._waves):
                         return
+
+    @property
+    def _groups(self) -> tuple[Group, ...]:
+        return tuple(each.record for each in self._contestants if each.record is not None)
 
     def _populate(self, contestant: _Contestant) -> None:
         group, prompts = contestant.group, contestant.sessions.populated
@@ -234,7 +246,7 @@ class _Bench:
 
     def _record(self, workload: Workload, command: Sequence[str]) -> RestoreRecord:
         options = self._options
-        groups = tuple(each.record for each in self._contestants if each.record is not None)
+        groups = self._groups
         found = comparisons(groups, self._requests, options.seed)
         environment = describe_environment()
         differ = [
