@@ -1,89 +1,91 @@
-"""The restore benchmark's target for servers against the real vLLM: hits, where they came from, a throttled tier."""
+"""`forebay bench restore` against the real vLLM: the plan of examples/restore-vllm.toml at a small size, signed."""
 
 from __future__ import annotations
 
-import json
-import os
+import sys
+import zipfile
 from pathlib import Path
 
-from forebay.assemble import Named, open_workload
-from forebay.bench.restore.options import GroupOptions
-from forebay.bench.restore.results import Role
-from forebay.bench.restore.run import target_of
-from forebay.bench.restore.sessions import returning, sessions_for
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from forebay.bench.evidence import Kernel, Validity
+from forebay.bench.restore.results import RestoreRecord
+from forebay.cli import cli
 from forebay.testing.small_models import TELLING, save_tokenizer
-from forebay.testing.vllm_server import serving
 
-BLOCK_TOKENS, PREFIX_TOKENS, SESSIONS = 32, 768, 6
-HOST_BYTES, RATE_BYTES_PER_S = 2_000_000, 4_000_000
-STORE = """
-host_bytes = {host}
-engine = {{ probe_deadline_s = 2.0 }}
-[[tiers]]
-kind = "forebay.bench.restore.throttled"
-[tiers.options]
-read_bytes_per_s = {rate}.0
-[tiers.options.tier]
-kind = "file"
-options = {{ name = "file", roots = [{{ path = "{pool}" }}], capacity_bytes = 1_000_000_000, shared = true }}
-"""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "restore-vllm.toml"
+BLOCK_TOKENS, PREFIX_TOKENS, QUESTION_TOKENS, OUTPUT_TOKENS = 32, 768, 8, 6
+TOKEN_BYTES = 1024
+"""float32, K and V, 2 layers of 2 heads of 32."""
+HOST_BLOCKS, RATE_BYTES_PER_S = 64, 4_000_000
 
 
-def test_cold_sessions_are_restored_as_they_would_be_computed(make_model: object, tmp_path: Path) -> None:
-    model, pool, store = tmp_path / "model", tmp_path / "pool", tmp_path / "store.toml"
+def small(text: str, model: Path, pool: Path) -> str:
+    """The example with another model, fewer tokens, a slower throttle, and one round."""
+    for before, after in {
+        "rounds = 3": "rounds = 1",
+        "control_drift = 0.25": "rounds = 1\nforeign_share = 1e9",  # other tests may be at the disk
+        "prefix_tokens = 3072, question_tokens = 16, output_tokens = 8": (
+            f"prefix_tokens = {PREFIX_TOKENS}, question_tokens = {QUESTION_TOKENS}, output_tokens = {OUTPUT_TOKENS}"
+        ),
+        "vocabulary = [0, 8000]": "vocabulary = [0, 500]",
+        "host_bytes = 25_200_000": f"host_bytes = {HOST_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES}",
+        '"75MB/s"': f'"{RATE_BYTES_PER_S // 10**6}MB/s"',
+        '"vllm", "serve", "model"': f'"{Path(sys.executable).with_name("vllm")}", "serve", "{model}"',
+        'roots = ["pool"]': f'roots = ["{pool}"]',
+    }.items():
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+def test_a_signed_run_of_the_example_restores_what_computing_gives(
+    make_model: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    model, pool, plan, key, bundle = (tmp_path / name for name in ("model", "pool", "plan.toml", "key", "run.zip"))
     make_model(path=model)  # type: ignore[operator]
     save_tokenizer(model, TELLING)
     pool.mkdir()
-    store.write_text(STORE.format(host=HOST_BYTES, rate=RATE_BYTES_PER_S, pool=pool))
-    connector = {
-        "kv_connector": "ForebayConnector", "kv_connector_module_path": "forebay.connectors.vllm",
-        "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"config": str(store)},
-    }  # fmt: skip
-    settings = {
-        "dtype": "float32", "block-size": BLOCK_TOKENS, "max-model-len": 1024, "num-gpu-blocks-override": 256,
-        "seed": 0, "prefix-caching-hash-algo": "sha256_cbor", "kv-transfer-config": json.dumps(connector),
-    }  # fmt: skip
-    arguments = [argument for name, value in settings.items() for argument in (f"--{name}", str(value))]
-    environment = os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1", "PYTHONHASHSEED": "0",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }  # fmt: skip
-    with serving(model, [*arguments, "--enforce-eager", "--enable-prompt-tokens-details"], environment) as server:
-        check(server.url, pool)
-
-
-def check(url: str, pool: Path) -> None:
-    given = {"sessions": SESSIONS, "prefix_tokens": PREFIX_TOKENS, "question_tokens": 8, "output_tokens": 6}
-    workload = open_workload(Named(kind="cold", options=given))
-    sessions = sessions_for(workload, returning(workload, SESSIONS), instances=1, seed=0, is_shared=False)
-    options = {
-        "urls": [url], "cold": "reset", "block_tokens": BLOCK_TOKENS, "vocabulary": [0, 500], "settle_s": 0.5,
-    }  # fmt: skip
-    candidate = target_of(
-        GroupOptions(name="pool", role=Role.CANDIDATE, target="openai", roots=(pool,), options=options), 0
-    )
-    candidate.populate(sessions.populated)
-    assert candidate.describe().facts["engine"].startswith("vLLM 0.")
-    candidate.forget()
-    restored = candidate.wave(sessions.questions)
-    for answer in restored.answers:
-        assert (answer.error, answer.output_tokens, answer.prompt_tokens) == ("", 6, PREFIX_TOKENS + 8)
-        assert (answer.stored_tokens, answer.hit_tokens, answer.hit_source) == (PREFIX_TOKENS, PREFIX_TOKENS, "file")
-    assert restored.wanted_bytes > SESSIONS * PREFIX_TOKENS * 1024  # float32, K and V, 2 layers of 2 heads of 32
-    took_s = (max(a.ended_ns for a in restored.answers) - min(a.sent_ns for a in restored.answers)) / 1e9
-    assert took_s > 0.9 * (SESSIONS * PREFIX_TOKENS * 1024 - HOST_BYTES) / RATE_BYTES_PER_S  # the rest may be in DRAM
-
-    warm = candidate.wave(sessions.questions)
-    assert {answer.hit_source for answer in warm.answers} == {"device"}
-
-    options |= {"reset_path": "/reset_prefix_cache?reset_external=true"}  # which deletes what the connector stored
-    recompute = target_of(
-        GroupOptions(name="recompute", role=Role.RECOMPUTE, target="openai", options=options), 0
+    plan.write_text(small(EXAMPLE.read_text(), model, pool))
+    call = CliRunner().invoke
+    assert call(cli, ["bundle", "keygen", str(key)]).exit_code == 0
+    ran = call(
+        cli, ["bench", "restore", str(plan), "--out", str(tmp_path), "--bundle", str(bundle), "--key", str(key)]
     )  # fmt: skip
-    recompute.populate(())
-    recompute.forget()
-    computed = recompute.wave(sessions.questions)
-    assert [(answer.error, answer.hit_tokens) for answer in computed.answers] == [("", 0)] * SESSIONS
-    assert [a.output_digest for a in computed.answers] == [a.output_digest for a in restored.answers]
-    assert len({answer.output_digest for answer in computed.answers}) == SESSIONS
+    record = msgspec.json.decode((tmp_path / "restore.json").read_bytes(), type=RestoreRecord)
+    check(record, has_a_disk=not Kernel().medium_of(pool).doubt)
+    assert ran.exit_code == (0 if record.verdict.validity is Validity.VALID else 3), ran.output
+    assert not list(pool.iterdir())
+
+    verify = ["bundle", "verify", str(bundle), "--key", f"{key}.pub"]
+    assert call(cli, verify, standalone_mode=False).return_value == 0
+    with zipfile.ZipFile(bundle) as found:
+        assert found.read("plan.toml") == plan.read_bytes()
+        place = found.getinfo("requests.jsonl").header_offset + 500
+    changed = bytearray(bundle.read_bytes())
+    changed[place] ^= 1
+    bundle.write_bytes(changed)
+    assert call(cli, verify, standalone_mode=False).return_value == 1
+
+
+def check(record: RestoreRecord, *, has_a_disk: bool) -> None:
+    assert [(each.name, each.facts["engine"][:7]) for each in record.groups] == [
+        ("recompute", "vLLM 0."), ("baseline", "vLLM 0."), ("candidate", "vLLM 0."),
+    ]  # fmt: skip
+    assert len(record.requests) == 3 * (2 + 4)
+    for each in record.requests:
+        found = 0 if each.group == "recompute" else PREFIX_TOKENS
+        assert (each.error, each.output_tokens, each.prompt_tokens) == (
+            "", OUTPUT_TOKENS, PREFIX_TOKENS + QUESTION_TOKENS,
+        )  # fmt: skip
+        assert (each.stored_tokens, each.hit_tokens, each.hit_source) == (found, found, "file" if found else None)
+    assert [each.tokens_equal for each in record.comparisons] == [True] * 6  # three pairs, 2 and 4 at once
+    assert len({each.output_digest for each in record.requests}) == 4  # each session has its own answer
+    for wave in record.waves:
+        if wave.group == "baseline":
+            assert wave.wanted_bytes > wave.concurrency * PREFIX_TOKENS * TOKEN_BYTES
+            assert wave.whole_s > 0.9 * wave.concurrency * PREFIX_TOKENS * TOKEN_BYTES / RATE_BYTES_PER_S
+    assert (record.verdict.validity is Validity.VALID) == has_a_disk, record.verdict.reasons
