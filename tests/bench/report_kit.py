@@ -54,7 +54,7 @@ def group(role: Role, name: str = "") -> Group:
         role=role,
         instances=2 if role is Role.SHARED else 1,
         target="emulated",
-        medium=None if role is Role.RECOMPUTE else medium,
+        media=() if role is Role.RECOMPUTE else (medium,),
         contents=None
         if role is Role.RECOMPUTE
         else Contents(sampled_files=200, duplicate_files=0, compressed_share=0.9987),
@@ -189,6 +189,9 @@ def _cell(each: Group, concurrency: int, requests: Sequence[RequestRecord], roun
         peak_bytes_per_s=RATES[each.role] * 1.1 if is_restored else None,
         busy_mean_bytes_per_s=RATES[each.role] if is_restored else None,
         core_s_per_gb=0.1 if is_restored else None,
+        core_s_per_request=0.12 if is_restored else 8.0,
+        own_ttft_p50_s=spread(statistics.median(waits) * 0.99) if each.role is Role.SHARED else None,
+        others_ttft_p50_s=spread(statistics.median(waits) * 1.01) if each.role is Role.SHARED else None,
     )
 
 

@@ -20,7 +20,7 @@ def groups() -> tuple[Group, ...]:
             role=role,
             instances=1,
             target="emulated",
-            medium=None if role is Role.RECOMPUTE else MEDIUM,
+            media=() if role is Role.RECOMPUTE else (MEDIUM,),
             contents=None if role is Role.RECOMPUTE else sound,
         )
         for role in (Role.RECOMPUTE, Role.BASELINE, Role.CANDIDATE)

@@ -49,8 +49,9 @@ def local_nvme(sys: FakeSys, number: int = 0) -> Path:
     )  # fmt: skip
     disk = sys.write(f"devices/pci0000:00/0000:0{number}:00.0/nvme/nvme{number}/nvme{number}n1")
     sys.write(
-        str(disk.relative_to(sys.root)) + "/queue", rotational="0", scheduler="[none] mq-deadline", max_segments="127"
-    )
+        str(disk.relative_to(sys.root)) + "/queue", rotational="0", scheduler="[none] mq-deadline", max_segments="127",
+        nr_requests="1023", max_sectors_kb="1280", logical_block_size="512", write_cache="write through",
+    )  # fmt: skip
     (disk / "device").symlink_to(controller)
     return disk
 
@@ -101,8 +102,12 @@ def test_a_raid_names_its_members(sys: FakeSys) -> None:
         (raid / f"slaves/nvme{number}n1").symlink_to(local_nvme(sys, number))
     facts = disk_facts(raid)
     assert (facts["RAID level"], facts["RAID disks"], facts["RAID chunk"]) == ("raid0", "2", "524288 B")
-    assert "disk nvme0n1" in facts["member 1"]
-    assert "disk nvme1n1" in facts["member 2"]
+    for number in (0, 1):
+        assert facts[f"member {number + 1}"] == (
+            f"disk nvme{number}n1, transport NVMe over pcie, address 0000:0{number}:00.0, queues 17, firmware 1.2, "
+            "model SSD 9000, PCIe 16.0 GT/s PCIe x4, NUMA node 1, rotating no, scheduler none, requests in queue 1023, "
+            "largest request 1280 KiB, segments a request 127, logical block 512 B, write cache write through"
+        )
 
 
 def test_a_ring_of_devices_ends(sys: FakeSys) -> None:
@@ -120,9 +125,15 @@ def test_what_is_no_text_does_no_harm(sys: FakeSys) -> None:
     assert len(model) == 200
 
 
-def test_accelerators_and_network_ports(sys: FakeSys, tmp_path: Path) -> None:
-    sys.pci("0000:41:00.0", "0x030200")
-    sys.pci("0000:42:00.0", "0x120000")
+def test_accelerators_and_network_ports(sys: FakeSys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = sys.pci("0000:41:00.0", "0x030200")
+    sys.pci("0000:42:00.0", "0x120000", mem_info_vram_total="206158430208")
+    (big / "driver").symlink_to(sys.write("bus/pci/drivers/nvidia"))
+    sys.write("module/nvidia", version="580.95")
+    tool = sys.write("bin") / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 00000000:41:00.0, 143771 MiB\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
     named = sys.write("proc/driver/nvidia/gpus/0000:41:00.0", information="Model: \t Big GPU\nIRQ: 5")
     nic = sys.pci("0000:81:00.0", "0x020000")
     port = sys.write("class/net/eth0", operstate="up", speed="100000", mtu="9000")
@@ -130,8 +141,12 @@ def test_accelerators_and_network_ports(sys: FakeSys, tmp_path: Path) -> None:
     sys.write("class/net/lo", mtu="65536")
     assert named.exists()
     first, second = accelerators(tmp_path, tmp_path / "proc")
-    assert first == "0000:41:00.0: model Big GPU, PCIe 16.0 GT/s PCIe x4, NUMA node 1"
-    assert second.startswith("0000:42:00.0: model 0x144d:0xa80a")
+    assert first == (
+        "0000:41:00.0: model Big GPU, memory 143771 MiB, driver nvidia 580.95, PCIe 16.0 GT/s PCIe x4, NUMA node 1"
+    )
+    assert second.startswith("0000:42:00.0: model 0x144d:0xa80a, memory 206158430208 B, PCIe")
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert "Big GPU, driver nvidia" in accelerators(tmp_path, tmp_path / "proc")[0]
     assert network_ports(tmp_path) == (
         "eth0: state up, speed 100000 Mb/s, MTU 9000, PCIe 16.0 GT/s PCIe x4, NUMA node 1",
     )
@@ -141,6 +156,7 @@ def test_without_sysfs_there_are_no_facts(tmp_path: Path) -> None:
     assert accelerators(tmp_path, tmp_path) == network_ports(tmp_path) == ()
     environment = describe_environment(tmp_path, tmp_path)
     assert environment.accelerators == environment.network == ()
+    assert {"vllm", "sglang", "lmcache", "torch"} <= environment.packages.keys()
     assert disk_facts(tmp_path / "none") == {"disk": "none"}
 
 

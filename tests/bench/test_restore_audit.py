@@ -239,8 +239,11 @@ def test_one_bad_wave_is_enough(changes: dict[str, object], reason: str) -> None
         ({"contents": Contents(sampled_files=9, duplicate_files=3, compressed_share=1.0)}, "3 of 9 stored blocks"),
         ({"contents": Contents(sampled_files=9, duplicate_files=0, compressed_share=0.1)}, "compresses to 10%"),
         ({"contents": None}, "nothing that is stored was found"),
-        ({"medium": None}, "does not lie on this machine"),
-        ({"medium": Medium(path="/p", filesystem="tmpfs", source="tmpfs", doubt="it is memory")}, "it is memory"),
+        ({"media": ()}, "does not lie on this machine"),
+        (
+            {"media": (restore_kit.MEDIUM, Medium(path="/p", filesystem="x", source="x", doubt="it is memory"))},
+            "it is memory",
+        ),
     ],
 )
 def test_what_is_stored_has_to_be_on_a_disk_and_to_be_read_from_it(changes: dict[str, object], reason: str) -> None:
@@ -248,12 +251,25 @@ def test_what_is_stored_has_to_be_on_a_disk_and_to_be_read_from_it(changes: dict
 
 
 def test_limits_that_were_relaxed_are_said() -> None:
-    assert list(notes((), (), Limits(), virtual_machine=False)) == []
+    assert list(notes((), (), (), Limits(), virtual_machine=False)) == []
     lax = Limits(control_drift=0.5, rounds=2, compressed_share=0.9, resident_share=0.0)
-    assert list(notes((), (), lax, virtual_machine=False)) == [
+    assert list(notes((), (), (), lax, virtual_machine=False)) == [
         "The limit control_drift was laxer than usual: 0.5, and not 0.1.",
         "The limit rounds was laxer than usual: 2, and not 3.",
     ]
+
+
+def test_sessions_that_were_read_twice_and_tails_of_few_requests_are_said() -> None:
+    few = restore_kit.requests()  # 12 of each group, of 4 sessions
+    assert list(notes((), few, (), Limits(), virtual_machine=False)) == [
+        "At 4 at once p99 stands on 12 requests or little more: below 100 it is hardly another figure than the longest "
+        "of them.",
+        "A session was read up to 3 times: a device with a cache of its own may have had it from there.",
+    ]
+    many = [restore_kit.request(session=session) for session in range(100)]
+    assert list(notes((), many, (), Limits(), virtual_machine=False)) == []
+    computed = [restore_kit.request("recompute", round=number) for number in range(1, 101)]
+    assert list(notes((), computed, (), Limits(), virtual_machine=False)) == []
 
 
 def test_shared_prefixes_may_come_from_a_read_for_another_request() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.bench.restore.metrics import cell_of, comparisons, mean, quantile_of, spread
-from forebay.bench.restore.results import BandwidthSample, Cell, RequestRecord
+from forebay.bench.restore.results import BandwidthSample, Cell, RequestRecord, Role
 
 
 def cell(requests: list[RequestRecord] | None = None, group: str = "candidate") -> Cell:
@@ -38,6 +38,26 @@ def test_a_cell_by_hand() -> None:
     assert found.peak_bytes_per_s == 2e9
     assert found.busy_mean_bytes_per_s == 2e9  # the two idle seconds do not count
     assert found.core_s_per_gb == pytest.approx(0.5)
+    assert found.core_s_per_request == pytest.approx(0.5)
+    assert found.own_ttft_p50_s is found.others_ttft_p50_s is None
+
+
+def test_computing_takes_processor_time_too() -> None:
+    found = cell(group="recompute")
+    assert found.core_s_per_gb is None
+    assert found.core_s_per_request == pytest.approx(0.5)
+    unknown = [restore_kit.wave(), restore_kit.wave(core_s=None)]
+    assert cell_of(restore_kit.groups()[2], 4, restore_kit.requests(), unknown, seed=0).core_s_per_request is None
+
+
+def test_a_shared_pool_has_a_figure_for_its_own_sessions_and_one_for_the_others() -> None:
+    group = msgspec.structs.replace(restore_kit.groups()[2], role=Role.SHARED)
+    asked = [restore_kit.request(session=session, written_by=session % 2) for session in range(4)]
+    found = cell_of(group, 4, asked, [], seed=0)
+    assert found.own_ttft_p50_s is not None
+    assert found.own_ttft_p50_s.value == pytest.approx(2.2)  # sessions 0 and 2
+    assert found.others_ttft_p50_s is not None
+    assert found.others_ttft_p50_s.value == pytest.approx(2.4)
 
 
 def test_the_slower_instance_decides_the_throughput_of_the_machine() -> None:

@@ -13,7 +13,9 @@ import msgspec
 import forebay
 from forebay.bench.hardware import accelerators, network_ports
 
-_PACKAGES = ("torch", "transformers", "numpy", "xxhash", "msgspec")
+_PACKAGES = (
+    "torch", "transformers", "vllm", "sglang", "lmcache", "numpy", "xxhash", "msgspec", "pyarrow", "cryptography",
+)  # fmt: skip
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

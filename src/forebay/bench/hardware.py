@@ -5,6 +5,7 @@ All of it is for people and for evidence; nothing is decided by it. What cannot 
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,13 @@ _DEEPEST = 8
 """Devices upon devices that are followed."""
 _MOST_CHARACTERS = 200
 """Of a fact: files of sysfs are short, and some are not text."""
+_MOST_OF_A_MEMBER = 4000
+"""Characters, with all that is beneath it: what it is comes first."""
 _DISPLAY, _ACCELERATOR = "0x03", "0x12"
 """PCI base classes of what computes: display controllers and processing accelerators."""
+_PCI_ADDRESS = len("0000:00:00.0")
+"""nvidia-smi writes eight digits of the domain, the kernel four."""
+_TOOL_LIMIT_S = 10
 
 
 def disk_facts(device: Path, depth: int = 0) -> Facts:
@@ -25,27 +31,35 @@ def disk_facts(device: Path, depth: int = 0) -> Facts:
         disk = disk.parent
     facts = {
         "disk": disk.name,
-        **_queue(disk),
         **_raid(disk),
         **_nvme(disk),
         **_model(disk),
         **_pci(_pci_above(disk / "device")),
+        **_queue(disk),
     }
     members = sorted((disk / "slaves").iterdir()) if (disk / "slaves").is_dir() and depth < _DEEPEST else []
     for number, member in enumerate(members, 1):
         below = disk_facts(member, depth + 1)
-        facts[f"member {number}"] = ", ".join(f"{name} {value}" for name, value in below.items())[:_MOST_CHARACTERS]
+        facts[f"member {number}"] = ", ".join(f"{name} {value}" for name, value in below.items())[:_MOST_OF_A_MEMBER]
     return facts
 
 
 def accelerators(sys_root: Path = Path("/sys"), proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """Each in one line: the maker's name where its driver says one, else PCI ids; link and NUMA node."""
+    """Each in one line: the maker's name where its driver says one, else PCI ids; memory, driver, link, NUMA node."""
     found = []
+    nvidia = _nvidia_memory() if (proc / "driver/nvidia").is_dir() else {}
     for place in _entries(sys_root / "bus/pci/devices"):
         kind = _text(place / "class")
         if kind[:4] in (_DISPLAY, _ACCELERATOR):
             name = _nvidia_name(proc, place.name) or f"{_text(place / 'vendor')}:{_text(place / 'device')}"
-            found.append(_line(place.name, {"model": name, **_pci(place)}))
+            driver = _name_of(place / "driver")
+            facts = {
+                "model": name,
+                "memory": nvidia.get(place.name) or _with(_text(place / "mem_info_vram_total"), " B"),  # amdgpu's
+                "driver": f"{driver} {_text(sys_root / 'module' / driver / 'version')}".strip() if driver else "",
+                **_pci(place),
+            }
+            found.append(_line(place.name, facts))
     return tuple(found)
 
 
@@ -166,6 +180,17 @@ def _nvidia_name(proc: Path, address: str) -> str:
         if name.strip() == "Model":
             return value.strip()
     return ""
+
+
+def _nvidia_memory() -> Facts:
+    """By PCI address, as its own tool says: no file does. Empty without the tool, or where it does not answer."""
+    command = ("nvidia-smi", "--query-gpu=pci.bus_id,memory.total", "--format=csv,noheader")
+    try:
+        said = subprocess.run(command, capture_output=True, timeout=_TOOL_LIMIT_S, check=True, text=True).stdout
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return {}
+    rows = (line.partition(",") for line in said.splitlines())
+    return {address.strip().lower()[-_PCI_ADDRESS:]: memory.strip() for address, _, memory in rows}
 
 
 # ---- reading

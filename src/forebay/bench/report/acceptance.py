@@ -8,7 +8,8 @@ from itertools import pairwise
 from forebay.bench.gates.verdicts import Check, GateResult, GatesRecord, Outcome
 from forebay.bench.markup import escaped
 from forebay.bench.report import texts
-from forebay.bench.report.tables import Row, foreign_items, table
+from forebay.bench.report.sayings import said, said_items
+from forebay.bench.report.tables import Row, table
 from forebay.bench.report.texts import Voice
 from forebay.bench.report.values import check_title, limit_text, measured_text, time_text
 from forebay.bench.units import NOTHING
@@ -78,9 +79,9 @@ def troubles(voice: Voice, record: GatesRecord) -> str:
         lines = [_trouble(voice, each) for each in result.checks if each.outcome is Outcome.FAIL]
         lines += _not_judged(voice, result)
         if not lines:
-            lines = [f'<span lang="en">{escaped(reason)}</span>' for reason in result.reasons]
+            lines = [said(voice, reason) for reason in result.reasons]
         if result.stopped_early:
-            lines.append(f'{voice(texts.STOPPED_EARLY)} <span lang="en">{escaped(result.stopped_early)}</span>')
+            lines.append(f"{voice(texts.STOPPED_EARLY)} {said(voice, result.stopped_early)}")
         if not lines:
             lines.append(voice(texts.NO_CHECKS))
         inner = "".join(f"<li>{line}</li>" for line in lines)
@@ -99,24 +100,24 @@ def _not_judged(voice: Voice, result: GateResult) -> list[str]:
         if len(checks) == 1:
             found.append(_trouble(voice, checks[0]))
         else:
-            said = voice(texts.NOT_JUDGED, count=len(checks))
-            found.append(f"{said} {badge(voice, Outcome.INVALID)}{_why(checks[0])}")
+            many = voice(texts.NOT_JUDGED, count=len(checks))
+            found.append(f"{many} {badge(voice, Outcome.INVALID)}{_why(voice, checks[0])}")
     return found
 
 
 def _trouble(voice: Voice, check: Check) -> str:
     text = texts.CHECK_WITHOUT_SAMPLE if check.measured is None else texts.CHECK_FOUND
-    said = voice(
+    line = voice(
         text,
         name=check_title(voice, check),
         measured=measured_text(check, check.measured),
         limit=limit_text(voice, check),
     )
-    return f"{said} {badge(voice, check.outcome)}{_why(check)}"
+    return f"{line} {badge(voice, check.outcome)}{_why(voice, check)}"
 
 
-def _why(check: Check) -> str:
-    return f'<br /><span class="why" lang="en">{escaped(check.why)}</span>' if check.why else ""
+def _why(voice: Voice, check: Check) -> str:
+    return f'<br /><span class="why">{said(voice, check.why)}</span>' if check.why else ""
 
 
 def checks(voice: Voice, record: GatesRecord) -> str:
@@ -127,14 +128,14 @@ def checks(voice: Voice, record: GatesRecord) -> str:
 def _gate(voice: Voice, result: GateResult) -> str:
     parts = [f"<h3>{gate_name(voice, result.gate)} {badge(voice, result.outcome)}</h3>"]
     if result.stopped_early:
-        parts.append(f'<p>{voice(texts.STOPPED_EARLY)} <span lang="en">{escaped(result.stopped_early)}</span></p>')
+        parts.append(f"<p>{voice(texts.STOPPED_EARLY)} {said(voice, result.stopped_early)}</p>")
     if result.checks:
         heads = [voice(each) for each in (texts.CHECK, texts.MEASURED, texts.LIMIT, texts.VERDICT)]
         parts.append(table(heads, (_check(voice, each) for each in result.checks), "left"))
     else:
         parts.append(f"<p>{voice(texts.NO_CHECKS)}</p>")
     if result.reasons:
-        parts.append(f"<p>{voice(texts.REMARKS)}</p>{foreign_items(result.reasons)}")
+        parts.append(f"<p>{voice(texts.REMARKS)}</p>{said_items(voice, result.reasons)}")
     if result.files:
         named = ", ".join(f"<code>{escaped(file)}</code>" for file in result.files)
         parts.append(f'<p class="small">{voice(texts.FILES)} {named}</p>')
@@ -146,4 +147,6 @@ def _check(voice: Voice, check: Check) -> Row:
     name, title = f'<code class="small">{escaped(check.name)}</code>', check_title(voice, check)
     named = name if title == check.name else f"{escaped(title)}<br />{name}"
     measured = f'<span class="whole">{escaped(measured_text(check, check.measured))}</span>'
-    return Row(f"{named}{_why(check)}", (measured, escaped(limit_text(voice, check)), badge(voice, check.outcome)))
+    return Row(
+        f"{named}{_why(voice, check)}", (measured, escaped(limit_text(voice, check)), badge(voice, check.outcome))
+    )

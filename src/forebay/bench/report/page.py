@@ -21,8 +21,9 @@ from forebay.bench.report import acceptance, restores, texts
 from forebay.bench.report.histories import history_pictures
 from forebay.bench.report.history import History
 from forebay.bench.report.pictures import pictures
+from forebay.bench.report.sayings import said_items
 from forebay.bench.report.style import REPORT_STYLE
-from forebay.bench.report.tables import Row, facts, foreign_items
+from forebay.bench.report.tables import Row, facts
 from forebay.bench.report.texts import Language, Text, Voice
 from forebay.bench.report.values import time_text, yes_or_no
 from forebay.bench.restore.results import RestoreRecord
@@ -151,7 +152,8 @@ def _banner(voice: Voice, records: Records) -> str:
     gates = records.gates
     invalid = [each for each in records.restores if each.verdict.validity is Validity.INVALID]
     doubts = "".join(
-        f"<div><p>{voice(texts.RESTORE_IS_INVALID, title=each.title)}</p>{foreign_items(each.verdict.reasons)}</div>"
+        f"<div><p>{voice(texts.RESTORE_IS_INVALID, title=each.title)}</p>"
+        f"{said_items(voice, each.verdict.reasons)}</div>"
         for each in invalid
     )
     if gates is not None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from forebay.bench.evidence import ENOUGH_SHARE, Medium, Validity
 from forebay.bench.markup import escaped
 from forebay.bench.report import texts
-from forebay.bench.report.tables import Row, facts, foreign_items, table
+from forebay.bench.report.sayings import said, said_items
+from forebay.bench.report.tables import Row, facts, table
 from forebay.bench.report.texts import Text, Voice
 from forebay.bench.report.values import (
     Show,
@@ -198,12 +199,13 @@ def _spread(spread: Spread | None, show: Show) -> str:
 
 
 def all_figures(voice: Voice, record: RestoreRecord) -> str:
-    """A table for each concurrency: a row a figure, a column a group."""
+    """A table for each concurrency: a row a figure that any group has, a column a group."""
     parts = []
     for step in concurrencies(record):
         cells = [cell for name in group_names(record) if (cell := cell_of(record, name, step)) is not None]
         heads = ["", *(escaped(group_label(voice, record, cell.group)) for cell in cells)]
-        rows = [Row(voice(name), tuple(show(cell) for cell in cells)) for name, show in _FIGURES]
+        shown = [(name, tuple(show(cell) for cell in cells)) for name, show in _FIGURES]
+        rows = [Row(voice(name), figures) for name, figures in shown if set(figures) != {NOTHING}]
         parts.append(f"<h4>{voice(texts.WITH_AT_ONCE, concurrency=step)}</h4>{table(heads, rows)}")
     return "".join(parts) or f"<p>{voice(texts.NOTHING_MEASURED)}</p>"
 
@@ -219,6 +221,8 @@ _FIGURES: tuple[tuple[Text, Callable[[Cell], str]], ...] = (
     (texts.ROUNDS, lambda cell: f"{cell.rounds:,}"),
     (texts.TTFT_MEAN, lambda cell: _spread(cell.ttft_mean_s, seconds_text)),
     (texts.TTFT_P50, lambda cell: _spread(cell.ttft_p50_s, seconds_text)),
+    (texts.TTFT_P50_OWN, lambda cell: _spread(cell.own_ttft_p50_s, seconds_text)),
+    (texts.TTFT_P50_OTHERS, lambda cell: _spread(cell.others_ttft_p50_s, seconds_text)),
     (texts.TTFT_P90, lambda cell: _spread(cell.ttft_p90_s, seconds_text)),
     (texts.TTFT_P99, lambda cell: _spread(cell.ttft_p99_s, seconds_text)),
     (texts.TTFT_ROUNDS, lambda cell: f'<span class="wraps">{_rounds_text(cell)}</span>'),
@@ -229,6 +233,7 @@ _FIGURES: tuple[tuple[Text, Callable[[Cell], str]], ...] = (
     (texts.PEAK_RATE, lambda cell: byte_rate_text(cell.peak_bytes_per_s)),
     (texts.BUSY_RATE, lambda cell: byte_rate_text(cell.busy_mean_bytes_per_s)),
     (texts.CORE_SECONDS, lambda cell: NOTHING if cell.core_s_per_gb is None else f"{cell.core_s_per_gb:.3g}"),
+    (texts.REQUEST_CORE_SECONDS, lambda cell: seconds_text(cell.core_s_per_request)),
 )
 """A name, and its markup in a cell."""
 
@@ -241,10 +246,10 @@ def evidence(voice: Voice, record: RestoreRecord) -> str:
     is_valid = record.verdict.validity is Validity.VALID
     said = voice(texts.RUN_IS_VALID if is_valid else texts.RUN_IS_INVALID)
     word = voice(texts.VALIDITIES[record.verdict.validity])
-    notes = f"<h4>{voice(texts.RECORD_NOTES)}</h4>{foreign_items(record.notes)}" if record.notes else ""
+    notes = f"<h4>{voice(texts.RECORD_NOTES)}</h4>{said_items(voice, record.notes)}" if record.notes else ""
     return (
         f'<div class="verdict {record.verdict.validity.value}"><p><strong>{word}</strong> {said}</p>'
-        f"{foreign_items(record.verdict.reasons)}</div>"
+        f"{said_items(voice, record.verdict.reasons)}</div>"
         f"{_waves(voice, record)}<h4>{voice(texts.GROUPS)}</h4>{_groups(voice, record)}{notes}"
     )
 
@@ -296,8 +301,7 @@ def _groups(voice: Voice, record: RestoreRecord) -> str:
             Row(voice(texts.ROLE), (voice(texts.ROLES[group.role]),)),
             Row(voice(texts.TARGET), (_target(voice, group),)),
             Row(voice(texts.INSTANCES), (str(group.instances),)),
-            Row(voice(texts.MEDIUM), (_medium(voice, group.medium),)),
-            *_device(voice, group.medium),
+            *_media(voice, group.media),
             *_stored(voice, group.contents),
             *(Row(escaped(name), (f'<span lang="en">{escaped(fact)}</span>',)) for name, fact in group.facts.items()),
         ]
@@ -305,10 +309,16 @@ def _groups(voice: Voice, record: RestoreRecord) -> str:
     return "".join(parts)
 
 
-def _device(voice: Voice, medium: Medium | None) -> Iterator[Row]:
-    """How the medium is mounted and attached, as far as it is known."""
-    if medium is None:
-        return
+def _media(voice: Voice, media: Sequence[Medium]) -> Iterator[Row]:
+    """Each, and how it is mounted and attached, as far as it is known."""
+    if not media:
+        yield Row(voice(texts.MEDIUM), (voice(texts.NO_MEDIUM),))
+    for medium in media:
+        yield Row(voice(texts.MEDIUM), (_medium(voice, medium),))
+        yield from _device(voice, medium)
+
+
+def _device(voice: Voice, medium: Medium) -> Iterator[Row]:
     hardware = "<br />".join(f"{escaped(name)}: {escaped(fact)}" for name, fact in medium.hardware.items())
     for name, fact in ((texts.MOUNT_OPTIONS, escaped(medium.mount_options)), (texts.DEVICE, hardware)):
         if fact:
@@ -328,11 +338,9 @@ def _target(voice: Voice, group: Group) -> str:
     return escaped(group.target) if known is None else voice(known)
 
 
-def _medium(voice: Voice, medium: Medium | None) -> str:
-    if medium is None:
-        return voice(texts.NO_MEDIUM)
+def _medium(voice: Voice, medium: Medium) -> str:
     device = f"{medium.device} {medium.device_number}".strip() or voice.plain(texts.UNKNOWN)
     found = voice(
         texts.MEDIUM_FOUND, path=medium.path, filesystem=medium.filesystem, source=medium.source, device=device
     )
-    return f'{found}<br /><span lang="en">{escaped(medium.doubt)}</span>' if medium.doubt else found
+    return f"{found}<br />{said(voice, medium.doubt)}" if medium.doubt else found

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.bench.markup import escaped
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -30,9 +28,3 @@ def facts(rows: Iterable[Row]) -> str:
     """Names and what they are, without a head above."""
     body = "".join(f'<tr><th scope="row">{row.head}</th><td>{"".join(row.cells)}</td></tr>' for row in rows)
     return f'<table class="facts"><tbody>{body}</tbody></table>'
-
-
-def foreign_items(lines: Iterable[str]) -> str:
-    """Sentences of the record, which are in English whatever the page's language."""
-    found = "".join(f'<li lang="en">{escaped(line)}</li>' for line in lines)
-    return f"<ul>{found}</ul>" if found else ""

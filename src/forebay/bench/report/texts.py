@@ -309,6 +309,8 @@ REQUESTS = Text("requests (failed)", "请求（失败）")
 ROUNDS = Text("rounds", "轮数")
 TTFT_MEAN = Text("TTFT mean", "TTFT 平均")
 TTFT_P50 = Text("TTFT p50", "TTFT p50")
+TTFT_P50_OWN = Text("TTFT p50, sessions it stored itself", "TTFT p50，自己存储的会话")
+TTFT_P50_OTHERS = Text("TTFT p50, sessions of other instances", "TTFT p50，其他实例存储的会话")
 TTFT_P90 = Text("TTFT p90", "TTFT p90")
 TTFT_P99 = Text("TTFT p99", "TTFT p99")
 TTFT_ROUNDS = Text("TTFT p50 of each round", "各轮的 TTFT p50")
@@ -319,6 +321,7 @@ HIT_TOKENS = Text("hit tokens", "命中 token")
 PEAK_RATE = Text("block-layer reads, peak", "块设备层读带宽，峰值")
 BUSY_RATE = Text("block-layer reads, busy mean", "块设备层读带宽，忙时平均")
 CORE_SECONDS = Text("core-seconds a GB", "每 GB 的核秒")
+REQUEST_CORE_SECONDS = Text("core-seconds a request", "每个请求的核秒")
 
 # ---- evidence
 

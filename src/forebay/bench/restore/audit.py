@@ -7,6 +7,7 @@ something cannot be told, that is a reason too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -21,6 +22,8 @@ COLD_SOURCE = "file"
 _CONTROLS = (Role.RECOMPUTE, Role.BASELINE)
 _ENOUGH_HITS = 0.95
 """Of the stored tokens of a prompt: engines recompute the last block, or round down to blocks of their own."""
+
+_ENOUGH_FOR_P99 = 100
 
 
 def broken_claims(
@@ -218,17 +221,38 @@ def _drift(requests: Sequence[RequestRecord], limits: Limits) -> Iterator[str]:
             )
 
 
+def _few_for_a_tail(requests: Sequence[RequestRecord]) -> Iterator[str]:
+    samples = Counter((each.group, each.concurrency) for each in requests if each.ttft_s is not None and not each.error)
+    few = {where: count for where, count in samples.items() if count < _ENOUGH_FOR_P99}
+    if few:
+        steps = ", ".join(str(step) for step in sorted({step for _, step in few}))
+        yield (
+            f"At {steps} at once p99 stands on {min(few.values())} requests or little more: below {_ENOUGH_FOR_P99} it "
+            "is hardly another figure than the longest of them."
+        )
+
+
 def _counted(reasons: Sequence[str], waves: int) -> Iterator[str]:
     """The first of the reasons, for all of them: they differ in figures only."""
-    if reasons:
-        more = f" (and {len(reasons) - 1} more like it in {waves} waves)" if len(reasons) > 1 else ""
-        yield reasons[0] + more
+    if len(reasons) > 1:
+        yield f"{reasons[0]} (and {len(reasons) - 1} more like it in {waves} waves)"
+    else:
+        yield from reasons
 
 
 def notes(
-    groups: Sequence[Group], tokens_differ: Sequence[str], limits: Limits, *, virtual_machine: bool
+    groups: Sequence[Group],
+    requests: Sequence[RequestRecord],
+    tokens_differ: Sequence[str],
+    limits: Limits,
+    *,
+    virtual_machine: bool,
 ) -> Iterator[str]:
     """What a reader might not see."""
+    yield from _few_for_a_tail(requests)
+    reads = Counter((each.group, each.session) for each in requests if each.stored_tokens)
+    if (times := max(reads.values(), default=0)) > 1:
+        yield f"A session was read up to {times} times: a device with a cache of its own may have had it from there."
     for pair in tokens_differ:
         yield f"Outputs differ between {pair}."
     for group in groups:

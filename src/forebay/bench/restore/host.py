@@ -51,10 +51,9 @@ class Host:
 
     kernel: Kernel = field(default_factory=Kernel)
 
-    def medium_of(self, roots: Sequence[Path]) -> Medium | None:
-        """Under the first root; with the doubts about any."""
-        media = [self.kernel.medium_of(root) for root in roots]
-        return next((medium for medium in media if medium.doubt), media[0] if media else None)
+    def media_of(self, roots: Sequence[Path]) -> tuple[Medium, ...]:
+        """Under each root."""
+        return tuple(self.kernel.medium_of(root) for root in roots)
 
     def devices_of(self, roots: Sequence[Path]) -> tuple[str, ...]:
         """`MAJ:MIN` of the block devices under the roots, each once."""

@@ -69,6 +69,9 @@ def cell_of(group: Group, concurrency: int, requests: Sequence[RequestRecord], w
     """`requests` and `waves`: of this group at this concurrency. Failed requests count as such, and no further."""
     good = [each for each in requests if not each.error]
     ttft_s = [each.ttft_s for each in good if each.ttft_s is not None]
+    own_s = [each.ttft_s for each in good if each.ttft_s is not None and each.written_by == each.instance]
+    others_s = [each.ttft_s for each in good if each.ttft_s is not None and each.written_by != each.instance]
+    is_shared = group.role is Role.SHARED
     hits = [each.hit_tokens for each in good if each.hit_tokens is not None]
     busy = [rate for wave in waves for rate in (_busy_mean(wave),) if rate is not None]
     return Cell(
@@ -90,6 +93,9 @@ def cell_of(group: Group, concurrency: int, requests: Sequence[RequestRecord], w
         peak_bytes_per_s=max((sample.bytes_per_s for wave in waves for sample in wave.bandwidth), default=None),
         busy_mean_bytes_per_s=sum(busy) / len(busy) if busy else None,
         core_s_per_gb=_core_s_per_gb(waves),
+        core_s_per_request=_core_s_per_request(waves, len(requests)),
+        own_ttft_p50_s=spread(own_s, quantile_of(0.5), seed) if is_shared else None,
+        others_ttft_p50_s=spread(others_s, quantile_of(0.5), seed) if is_shared else None,
     )
 
 
@@ -158,6 +164,12 @@ def _core_s_per_gb(waves: Sequence[WaveRecord]) -> float | None:
     core_s = sum(wave.core_s for wave in waves if wave.core_s is not None)
     wanted_bytes = sum(wave.wanted_bytes for wave in waves)
     return core_s / (wanted_bytes / 1e9) if wanted_bytes and core_s else None
+
+
+def _core_s_per_request(waves: Sequence[WaveRecord], requests: int) -> float | None:
+    """None where the processor time of any wave is unknown."""
+    core_s = [wave.core_s for wave in waves if wave.core_s is not None]
+    return sum(core_s) / requests if requests and core_s and len(core_s) == len(waves) else None
 
 
 # ---- comparisons

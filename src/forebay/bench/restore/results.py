@@ -46,12 +46,17 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     instances: int
     target: str
     """What answers: `emulated`, `builtin` or `openai`."""
-    medium: Medium | None
-    """Under the pool; None for a group without one, and for a pool that is not on this machine."""
+    media: tuple[Medium, ...]
+    """Under each root; none for a group without one, and for what is not stored on this machine."""
     facts: dict[str, str] = {}
     """Of the target, such as its model, engine version and options."""
     contents: Contents | None = None
     """Of its roots, once populated. None where nothing is stored, or not on this machine."""
+
+    @property
+    def medium(self) -> Medium | None:
+        """That evidence has to stand up to: one about which there is a doubt, else the first."""
+        return next((each for each in self.media if each.doubt), self.media[0] if self.media else None)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +164,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     busy_mean_bytes_per_s: float | None
     """Of the block layer's reads, over the part of the waves in which there were any."""
     core_s_per_gb: float | None
+    core_s_per_request: float | None
+    """By which groups that restore and those that compute can be compared."""
+    own_ttft_p50_s: Spread | None = None
+    """Of a shared pool: of requests for sessions that the asked instance stored itself."""
+    others_ttft_p50_s: Spread | None = None
+    """Of a shared pool: of requests for sessions that another instance stored."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class _Bench:
             role=group.role,
             instances=group.instances,
             target=group.target,
-            medium=self._host.medium_of(description.roots),
+            media=self._host.media_of(description.roots),
             facts=description.facts,
             contents=sample_contents(description.pools or description.roots, self._options.seed),
         )
@@ -259,7 +259,9 @@ class _Bench:
             verdict=Verdict.of(
                 audit.broken_claims(groups, self._requests, self._waves, options.concurrency, options.limits)
             ),
-            notes=tuple(audit.notes(groups, differ, options.limits, virtual_machine=environment.virtual_machine)),
+            notes=tuple(
+                audit.notes(groups, self._requests, differ, options.limits, virtual_machine=environment.virtual_machine)
+            ),
             workload=workload.name,
             groups=groups,
             cells=tuple(

@@ -7,7 +7,6 @@ chat or an agent its last turn but one, questions about documents an earlier que
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -164,14 +163,3 @@ def _alike(questions: Sequence[Question]) -> bool:
     """As long as each other, and with nothing in common that one of them could read for another."""
     lengths = {(each.prompt.tokens, each.stored_tokens, each.output_tokens) for each in questions}
     return len(lengths) == 1 and len({each.prompt.chain[0] for each in questions}) == len(questions)
-
-
-def most_reads(questions: Sequence[Question], steps: Sequence[int], rounds: int) -> int:
-    """How often the session that is asked for most is asked for, over all waves of a group."""
-    asked = Counter(
-        question.session
-        for number in range(1, rounds + 1)
-        for concurrency in steps
-        for question in wave_of(questions, steps, concurrency, number)
-    )
-    return max(asked.values())
