@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,6 +19,10 @@ from forebay.bench.progress import Progress
 from forebay.bench.units import harmless, parse_bytes
 from forebay.cli.output import foreign
 from forebay.errors import ConfigError
+
+_ENDS: dict[type[BaseException], int] = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+"""What a signal raises."""
+_MOMENT_S = 0.05
 
 
 class Bytes(click.ParamType[int]):
@@ -38,11 +44,22 @@ def terminable() -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before, hook = signal.signal(signal.SIGTERM, leave), sys.unraisablehook
+    sys.unraisablehook = lambda lost: _ask_again(lost, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
+
+
+def _ask_again(lost: sys.UnraisableHookArgs, hook: Callable[[sys.UnraisableHookArgs], object]) -> None:
+    """A signal that comes while a finalizer runs is lost with its exception: it is sent once more, a moment later."""
+    number = _ENDS.get(lost.exc_type)
+    if number is None:
+        hook(lost)
+    else:
+        threading.Timer(_MOMENT_S, signal.pthread_kill, (threading.main_thread().ident, number)).start()
 
 
 @contextlib.contextmanager
