@@ -238,7 +238,7 @@ def test_what_others_are_about_to_write_counts_for_the_floor(tmp_path: Path) -> 
     def rename(temp: str, path: str) -> None:
         if path.endswith(".kv") and not asked:
             asked.append(write_all(other, range(10, 14)))
-        os.rename(temp, path)
+        Path(temp).rename(path)
 
     tier = open_tier(root, calls=replace(calls, rename=rename), free_floor_bytes=8 * STORED_BYTES, shared=True)
     assert write_all(tier, [1, 2]) == [Outcome.OK] * 2
