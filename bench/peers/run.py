@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from forebay.bench.evidence import Kernel, Medium
+from forebay.bench.evidence import Kernel
 
 WORKER = Path(__file__).parent / "worker.py"
 HOMES = {
@@ -143,18 +143,18 @@ def measure(workers: list[Worker], chosen: argparse.Namespace, blocks: int) -> l
             os.sync()
             for what in ("write", "read"):
                 worker.drop_cache()
-                before, sent_before = kernel.read_counts(medium).device_bytes, written_bytes(medium)
+                before, sent_before = kernel.read_counts(medium).device_bytes, kernel.written_bytes(medium)
                 answer = worker.ask(do=what, names=names, depth=chosen.depth)
                 if worker.failure:
                     break
                 if turn == 0:
                     continue
-                after, sent_after = kernel.read_counts(medium).device_bytes, written_bytes(medium)
+                after, sent_after = kernel.read_counts(medium).device_bytes, kernel.written_bytes(medium)
                 found[worker.name][what].append(moved_gb / answer["wall_s"])
                 found[worker.name][f"{what}_core"].append(answer["core_s"] / moved_gb)
                 if what == "read" and before is not None and after is not None:
                     found[worker.name]["cold"].append((after - before) / 1e9 / moved_gb)
-                if what == "write":
+                if what == "write" and sent_before is not None and sent_after is not None:
                     found[worker.name]["sent"].append((sent_after - sent_before) / 1e9 / moved_gb)
             worker.clear()
         print(f"[{turn}/{chosen.rounds}]", file=sys.stderr)
@@ -174,15 +174,9 @@ def row(worker: Worker, found: dict[str, dict[str, list[float]]], ours: str) -> 
         "read_to_first": statistics.median(a / b for a, b in zip(mine["read"], base["read"], strict=True)),
         "write_to_first": statistics.median(a / b for a, b in zip(mine["write"], base["write"], strict=True)),
         "read_from_device": min(mine["cold"], default=0.0),
-        "written_to_device": statistics.median(mine["sent"]),
+        "written_to_device": statistics.median(mine["sent"]) if mine["sent"] else 0.0,
         "rounds": mine,
     }
-
-
-def written_bytes(medium: Medium) -> int:
-    """To the device, by anybody, so far."""
-    fields = Path(f"/sys/dev/block/{medium.device_number}/stat").read_text().split()
-    return int(fields[6]) * 512  # sectors; Documentation/block/stat.rst
 
 
 def words(report: dict[str, Any]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from forebay.bench.evidence import Kernel, Validity
+from forebay.bench.evidence import Kernel, Medium, ReadCounts, Validity
 from forebay.bench.io.fio import FioEngine, FioFailed, FioFound, FioJob, arguments, parse
 from forebay.bench.io.options import Direction, IoOptions, Load, blocks_a_pass, check_options
 from forebay.bench.io.report import exit_code, notes, write_files
@@ -70,10 +72,48 @@ def test_without_counters_it_says_invalid(tmp_path: Path) -> None:
     assert "INVALID" in notes(record)
 
 
-def test_writes_alone_need_no_proof_of_cold_reads(tmp_path: Path) -> None:
+class Told(Kernel):
+    """A disk whose counter of written bytes shows a share of what is in files, wherever the test runs."""
+
+    share: float | None = 1.0
+
+    def medium_of(self, path: Path) -> Medium:
+        return Medium(path=str(path), filesystem="ext4", source="/dev/told", device_number="7:7")
+
+    def read_counts(self, medium: Medium) -> ReadCounts:
+        return ReadCounts(process_bytes=0, device_bytes=0)
+
+    def written_bytes(self, medium: Medium) -> int | None:
+        held_bytes = sum(path.stat().st_size for path in Path(medium.path).rglob("*") if path.is_file())
+        return None if self.share is None else int(self.share * held_bytes)
+
+
+@pytest.mark.parametrize(
+    ("share", "reasons"),
+    [
+        (1.0, ()),
+        (0.5, (f"the writes of {TIER} were not physical: ", "the writes of threads were not physical: ")),
+        (None, ("physical writes cannot be shown: the kernel does not say what the device wrote",)),
+    ],
+)
+def test_writes_are_called_valid_only_when_the_device_has_written_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, reasons: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Told, "share", share)
+    options = small(tmp_path, depths=(1,), directions=(Direction.WRITES,))
+    record = run_bench(options, kernel=Told(), fio=NO_FIO)
+    assert record.verdict.validity is (Validity.INVALID if reasons else Validity.VALID)
+    assert [told.startswith(said) for told, said in zip(record.verdict.reasons, reasons, strict=True)] == [True] * len(
+        reasons
+    )
+    assert set(record.written) == (set() if share is None else {TIER, "threads"})
+
+
+def test_writes_to_memory_are_invalid(tmp_path: Path) -> None:
+    """An empty /proc and /sys: nothing is known of what lies under the path."""
     options = small(tmp_path, depths=(1,), directions=(Direction.WRITES,))
     record = run_bench(options, kernel=Kernel(tmp_path / "p", tmp_path / "s"), fio=NO_FIO)
-    assert record.verdict.validity is Validity.VALID
+    assert record.verdict.reasons == ("physical writes cannot be shown: the mount table cannot be read",)
 
 
 def test_ratios_are_taken_round_by_round_to_the_control_with_the_best_median() -> None:
@@ -155,3 +195,44 @@ def test_the_curve_is_the_tiers_own_in_an_idle_process(tmp_path: Path) -> None:
     curve = curve_of(record)
     assert [each.gb_per_s for each in curve.points] == [*idle.values()]
     assert curve.validity == record.verdict.validity.value
+
+
+FAKE_FIO = """#!{python}
+import json, os, sys
+told = dict(each.removeprefix("--").partition("=")[::2] for each in sys.argv[1:])
+if "version" in told:
+    sys.exit(print("fio-3.99"))
+assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1", "no huge pages are asked for"
+if told["ioengine"] == "io_uring":
+    sys.exit("engine io_uring not loadable")
+places = told.get("filename", told.get("directory")).split(":")
+assert all(os.path.exists(place) for place in places), places
+rate = dict(psync=10**15, libaio=2 * 10**15)[told["ioengine"]]
+side = dict(io_bytes=int(told.get("io_size", told["bs"])), bw_bytes=rate)
+side["clat_ns"] = dict(percentile={{"50.000000": 1000, "99.000000": 2000}})
+print(json.dumps(dict(jobs=[{{"usr_cpu": 1.0, "sys_cpu": 1.0, told["rw"]: side}}])))
+"""
+
+
+def test_the_best_engine_of_fio_is_a_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs, disk = tmp_path / "bin", tmp_path / "disk"
+    programs.mkdir()
+    disk.mkdir()
+    (programs / "fio").write_text(FAKE_FIO.format(python=sys.executable))
+    (programs / "fio").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    record = run_bench(small(disk, depths=(2,)), kernel=Told())
+    assert record.fio == "fio-3.99"
+    assert {each.contestant for each in record.passes} == {TIER, "threads", "fio libaio"}
+    assert [each.best_control for each in record.comparisons] == ["fio libaio"] * 2
+    assert caplog.text.count("fio's io_uring is left out: engine io_uring not loadable") == 1
+    assert any(reason.startswith("fio's reads were not physical: 0%") for reason in record.verdict.reasons)
+
+
+def test_a_run_without_fio_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    record = run_bench(small(tmp_path, depths=(1,), directions=(Direction.WRITES,), rounds=1), kernel=Told())
+    assert record.fio.startswith("fio is not installed")
+    assert any(record.fio in note for note in notes(record))

@@ -20,6 +20,8 @@ from forebay.bench.hardware import disk_facts
 
 SECTOR_BYTES = 512
 """The unit of the block layer's counters, whatever the device's own sector is."""
+_SECTORS_READ, _SECTORS_WRITTEN = 2, 6
+"""Fields of a block device's `stat`; Documentation/block/stat.rst."""
 ENOUGH_SHARE = 0.95
 """Share of the wanted bytes that both counters have to show. Below 1 only for blocks that are read by others too."""
 
@@ -123,7 +125,13 @@ class Kernel:
     sys: Path = Path("/sys")
 
     def read_counts(self, medium: Medium) -> ReadCounts:
-        return ReadCounts(process_bytes=self._process_bytes(), device_bytes=self._device_bytes(medium.device_number))
+        return ReadCounts(
+            process_bytes=self._process_bytes(), device_bytes=self._device_bytes(medium.device_number, _SECTORS_READ)
+        )
+
+    def written_bytes(self, medium: Medium) -> int | None:
+        """To the device, by anybody, so far. None where the kernel does not say."""
+        return self._device_bytes(medium.device_number, _SECTORS_WRITTEN)
 
     def medium_of(self, path: Path) -> Medium:
         """The file system and block device under an existing path."""
@@ -201,9 +209,9 @@ class Kernel:
                 return int(line.split()[1])
         return None
 
-    def _device_bytes(self, device_number: str) -> int | None:
+    def _device_bytes(self, device_number: str, field: int) -> int | None:
         fields = _text_of(self.sys / "dev/block" / device_number / "stat").split() if device_number else []
-        return int(fields[2]) * SECTOR_BYTES if len(fields) > 2 else None
+        return int(fields[field]) * SECTOR_BYTES if len(fields) > field else None
 
 
 @dataclass(frozen=True, slots=True)

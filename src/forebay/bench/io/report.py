@@ -66,6 +66,9 @@ def notes(record: Record) -> list[str]:
             f"reads: {bytes_text(wanted_bytes)} wanted, this process read {bytes_text(read.process_bytes)} "
             f"from disk, the device read {bytes_text(read.device_bytes)}"
         )
+    if record.written:
+        shares = ", ".join(f"{share:.0%} of what {who} wrote" for who, share in record.written.items())
+        lines.append(f"writes: when they were said to be done, the device had written {shares}")
     lines.append(f"meanwhile, others used {record.others_cores:.2f} of the machine's {record.environment.cpus} cores")
     if record.environment.virtual_machine:
         lines.append("a virtual machine: caches beneath its disk cannot be seen from here")

@@ -112,6 +112,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     others_cores: float
     """Cores that other processes kept busy during the passes, on average: above a few tenths, distrust the figures."""
     evidence: Evidence
+    written: dict[str, float] = {}
+    """Of what each contestant wrote, the share that the device had written when it was said to be done; fio's engines
+    together."""
     verdict: Verdict
 
 

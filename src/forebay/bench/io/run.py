@@ -55,7 +55,9 @@ def run_bench(
     for block_bytes in options.block_bytes:
         bench.measure_size(block_bytes)
     evidence, passes = bench.evidence(), tuple(bench.passes)
-    reasons = (*evidence.reasons, *bench.fio_reasons()) if Direction.READS in options.directions else ()
+    reasons = list(bench.write_reasons())
+    if Direction.READS in options.directions:
+        reasons += [*evidence.reasons, *bench.fio_reasons()]
     return Record(
         command=tuple(command),
         began=began,
@@ -71,7 +73,8 @@ def run_bench(
         checksum_core_s_per_gb=statistics.median(bench.checksum_core_s_per_gb),
         others_cores=statistics.mean(each.others_cores for each in passes),
         evidence=evidence,
-        verdict=Verdict.of(reasons),
+        written=bench.written_shares(),
+        verdict=Verdict.of(tuple(dict.fromkeys(reasons))),
     )
 
 
@@ -121,6 +124,30 @@ def _own_s() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
+class _Writes:
+    """What one contestant has written, and what the devices have."""
+
+    def __init__(self) -> None:
+        self._wanted_bytes = 0
+        self._device_bytes: int | None = 0
+
+    def add(self, wanted_bytes: int, before_bytes: int | None, after_bytes: int | None) -> None:
+        self._wanted_bytes += wanted_bytes
+        if self._device_bytes is None or before_bytes is None or after_bytes is None:
+            self._device_bytes = None
+        else:
+            self._device_bytes += after_bytes - before_bytes
+
+    @property
+    def share(self) -> float | None:
+        """None where the kernel does not say."""
+        return None if self._device_bytes is None else self._device_bytes / self._wanted_bytes
+
+
+def _writer(contestant: Contestant) -> str:
+    return "fio" if isinstance(contestant, FioContestant) else contestant.name
+
+
 class _Bench:
     def __init__(self, options: IoOptions, progress: Progress, kernel: Kernel, fio: FioFound) -> None:
         self.fio = fio
@@ -133,6 +160,8 @@ class _Bench:
         self._read, self._wanted_bytes = NO_READS, 0
         """Over the reads of this process."""
         self._fio_read, self._fio_wanted_bytes = NO_READS, 0
+        self._writes: dict[str, _Writes] = {}
+        """Of each contestant; fio's engines together."""
         if fio.path is not None:
             check_places(options.roots)
 
@@ -200,13 +229,17 @@ class _Bench:
         return [max(rates, key=lambda each: rates[each])] if rates else []
 
     def _one_pass(self, cell: Cell, contestant: Contestant, load: Load, turn: int) -> None:
-        before, others = self._counts(), Others(self._kernel.proc)
+        before, written_before, others = self._counts(), self._written(), Others(self._kernel.proc)
         try:
             found = self._timed(cell, contestant, load, turn)
+            written_after = self._written()
         finally:
             contestant.clear()
         if cell.direction is Direction.READS:
             self._account(contestant, self._counts().since(before), found)
+        else:
+            writes = self._writes.setdefault(_writer(contestant), _Writes())
+            writes.add(found.all_bytes, written_before, written_after)
         self.passes.append(
             Pass(
                 cell=cell,
@@ -228,7 +261,7 @@ class _Bench:
         with busy_python() as used_s:
             return contestant.run(cell, turn, lambda: time.process_time() - used_s())
 
-    # --- what shows that it was cold
+    # --- what shows that it was physical
 
     def _counts(self) -> ReadCounts:
         """This process's reads; and those of all devices under the roots, each counted once."""
@@ -239,6 +272,28 @@ class _Bench:
             process_bytes=next(iter(counts.values())).process_bytes,
             device_bytes=sum(known) if len(known) == len(devices) else None,
         )
+
+    def _written(self) -> int | None:
+        """Bytes that all devices under the roots have written, each counted once."""
+        found = {medium.device_number: self._kernel.written_bytes(medium) for medium in self._media}
+        known = [each for each in found.values() if each is not None]
+        return sum(known) if len(known) == len(found) else None
+
+    def written_shares(self) -> dict[str, float]:
+        return {who: writes.share for who, writes in self._writes.items() if writes.share is not None}
+
+    def write_reasons(self) -> Sequence[str]:
+        """Why the writes cannot be called physical; empty if they can."""
+        doubts = [f"physical writes cannot be shown: {medium.doubt}" for medium in self._media if medium.doubt]
+        if doubts and self._writes:
+            return doubts
+        reasons = []
+        for who, writes in self._writes.items():
+            if writes.share is None:
+                reasons.append("physical writes cannot be shown: the kernel does not say what the device wrote")
+            elif writes.share < ENOUGH_SHARE:
+                reasons.append(f"the writes of {who} were not physical: {writes.share:.0%} had reached the device")
+        return reasons
 
     def _account(self, contestant: Contestant, read: ReadCounts, found: Timed) -> None:
         if isinstance(contestant, FioContestant):
