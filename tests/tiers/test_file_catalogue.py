@@ -240,7 +240,8 @@ def test_what_others_are_about_to_write_counts_for_the_floor(tmp_path: Path) -> 
             asked.append(write_all(other, range(10, 14)))
         Path(temp).rename(path)
 
-    tier = open_tier(root, calls=replace(calls, rename=rename), free_floor_bytes=8 * STORED_BYTES, shared=True)
+    options = {"free_floor_bytes": 8 * STORED_BYTES, "writes_in_flight": 1, "shared": True}
+    tier = open_tier(root, calls=replace(calls, rename=rename), **options)
     assert write_all(tier, [1, 2]) == [Outcome.OK] * 2
     assert asked == [[Outcome.FULL] * 4]
     tier.close()
