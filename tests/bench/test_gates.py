@@ -133,6 +133,11 @@ def test_directories_of_others(tmp_path: Path) -> None:
     (tmp_path / "mine/thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"holds 'thesis\.tex'"):
         run_plan(plan, tmp_path / "mine")
+    (tmp_path / "halved").mkdir()
+    for half in (".gates.json.ab12cd", ".plan.toml.ab12cd"):
+        (tmp_path / "halved" / half).write_text("{")
+    assert run_plan(plan, tmp_path / "halved").outcome is Outcome.PASS
+    assert sorted(each.name for each in (tmp_path / "halved").iterdir()) == [".lock", "g0", "gates.json", "plan.toml"]
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / RECORD_NAME).write_text("{}")
     with pytest.raises(ConfigError, match="no record of gates"):
@@ -210,6 +215,11 @@ def test_killed_anywhere_it_goes_on_and_decides_nothing_twice(tmp_path: Path) ->
         names = {line.split()[2] for line in (*done_before, *done_after) if line.startswith("g1")}
         assert len(names) == 1 or before is None, "a resumed gate finds its directories again"
         assert len(record.starts) == (len(before.starts) if before else 0) + (len(decided) < 3)
+        assert all(each.environment is not None for each in record.starts)
+        attempts = [len(result.attempts) for result in record.results]
+        assert sum(attempts) - 3 <= was_killed, "each attempt is counted"
+        for gate, times in (before.attempts if before else {}).items():
+            assert len(record.attempts[gate]) == len(times) + (gate not in decided)
         if not was_killed:
             break
     else:
@@ -233,7 +243,7 @@ def test_a_full_disk_of_evidence_stops_the_run_and_decides_nothing(
 
     def full(path: Path, content: bytes) -> None:
         written.append(path)
-        if len(written) == 4:  # the second result
+        if len(written) == 6:  # the second result
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(path, content)
 

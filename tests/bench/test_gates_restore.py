@@ -15,12 +15,13 @@ from forebay.bench.environment import describe_environment
 from forebay.bench.evidence import Kernel, Verdict
 from forebay.bench.gates import g2_baseline, g3_main
 from forebay.bench.gates.plan import read_plan
-from forebay.bench.gates.restoring import RestoreGate, wrong_answers
+from forebay.bench.gates.restoring import RestoreGate, makes_its_pool, wrong_answers
 from forebay.bench.gates.run import run_plan
 from forebay.bench.gates.verdicts import Check, Outcome, worst
 from forebay.bench.restore.metrics import cell_of, comparisons
+from forebay.bench.restore.options import GroupOptions
 from forebay.bench.restore.options import Limits as EvidenceLimits
-from forebay.bench.restore.results import RequestRecord, RestoreRecord
+from forebay.bench.restore.results import RequestRecord, RestoreRecord, Role
 from forebay.cli import run
 from forebay.errors import ConfigError
 
@@ -263,6 +264,19 @@ def test_plans_that_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[st
     plan.write_text(plan.read_text().replace(text, words, 1))
     assert run(["gate", "run", str(plan), "--out", str(tmp_path / "out")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_pools_that_a_killed_gate_leaves_are_in_its_own_directory(tmp_path: Path) -> None:
+    """Also those of servers that it starts; what somebody else keeps in a root stays where it is."""
+
+    def makes(target: str, **options: object) -> bool:
+        return makes_its_pool(GroupOptions(name="a", role=Role.CANDIDATE, target=target, options=options))
+
+    assert makes("emulated")
+    assert makes("openai", command=["serve", "--pool={pool}"])
+    assert makes("openai", command=["serve"], files={"config.json": '{{"root": "{pool1}"}}'})
+    assert not makes("openai", command=["serve", "--port={port}"])
+    assert not makes("openai", urls=["http://pooled:8000/v1"])
 
 
 def test_g2_needs_its_roles(tmp_path: Path) -> None:

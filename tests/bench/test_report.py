@@ -318,6 +318,23 @@ def test_a_run_that_is_not_through_is_not_passed() -> None:
     assert "after a reboot" in shown[Language.ENGLISH]
 
 
+def test_interruptions_are_told_with_what_changed_and_what_was_begun_again() -> None:
+    gates = gates_record()
+    kernels = [msgspec.structs.replace(gates.environment, kernel=f"Linux 6.{number}") for number in (1, 2)]
+    starts = tuple(
+        msgspec.structs.replace(start, environment=environment)
+        for start, environment in zip(gates.starts, kernels, strict=True)
+    )
+    again = msgspec.structs.replace(
+        gates.results[2], attempts=("2026-01-01T05:00:00+00:00", "2026-01-02T03:00:00+00:00")
+    )
+    results = (*gates.results[:2], again, *gates.results[3:])
+    shown = mains(render_report(Records(gates=msgspec.structs.replace(gates, starts=starts, results=results))))
+    assert "since then kernel is Linux 6.2, and no longer Linux 6.1" in shown[Language.ENGLISH]
+    assert shown[Language.ENGLISH].count("It was begun 2 times") == 1
+    assert "共开始 2 次" in shown[Language.CHINESE]
+
+
 def test_a_run_without_any_sample_is_a_page_too() -> None:
     record = restore_record(reasons=("there is no sample",))
     empty = msgspec.structs.replace(record, cells=(), comparisons=(), waves=(), requests=(), groups=())

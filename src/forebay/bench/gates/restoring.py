@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from forebay.bench.evidence import Validity
 from forebay.bench.gates.gate import Found, Workplace
 from forebay.bench.gates.verdicts import Bound, Check, check
 from forebay.bench.restore import audit
-from forebay.bench.restore.options import RestoreOptions, check_options, convert_options
+from forebay.bench.restore.options import GroupOptions, RestoreOptions, check_options, convert_options
 from forebay.bench.restore.report import write_files
 from forebay.bench.restore.results import Cell, Group, RequestRecord, RestoreRecord, Role, WaveRecord
 from forebay.bench.restore.run import run_restore, steps, wave_count
@@ -22,6 +23,8 @@ from forebay.errors import ConfigError
 
 _STORES_BY_ITSELF = ("emulated", "builtin")
 """Targets that make a pool of their own in the roots of their group. Others are told where one is."""
+_POOL_TO_FILL_IN = re.compile(r"\{pool\d*\}")
+"""In the options of a server that is started: it is given a pool in the roots, too."""
 
 Judge = Callable[[RestoreRecord], tuple[Check, ...]]
 
@@ -83,10 +86,16 @@ def check_concurrency(wanted: Sequence[int], options: RestoreOptions) -> None:
         )
 
 
+def makes_its_pool(group: GroupOptions) -> bool:
+    """In its roots; else what lies there is somebody else's."""
+    given = msgspec.json.encode(group.options, enc_hook=str).decode()
+    return group.target in _STORES_BY_ITSELF or bool(_POOL_TO_FILL_IN.search(given))
+
+
 @contextlib.contextmanager
 def _own_roots(options: RestoreOptions, work: Workplace) -> Iterator[RestoreOptions]:
     """Pools are made in directories of this gate, so that one left by an attempt that was killed is removed."""
-    own = [group for group in options.group if group.target in _STORES_BY_ITSELF]
+    own = [group for group in options.group if makes_its_pool(group)]
     with contextlib.ExitStack() as stack:
         roots: dict[Path, Path] = {}
         for root in dict.fromkeys(root for group in own for root in group.roots):

@@ -34,6 +34,8 @@ log = logging.getLogger("forebay.bench.gates")
 
 RECORD_NAME, PLAN_NAME = "gates.json", "plan.toml"
 _LOCK_NAME = ".lock"
+_HALVES = (f".{RECORD_NAME}.", f".{PLAN_NAME}.")
+"""How files begin that a process was writing when it was killed."""
 _MOST_RECORD_BYTES = 256 * 2**20
 
 
@@ -60,12 +62,15 @@ def run_plan(
         record = _resumed(plan, out) or _begun(plan, out, command, now())
         if record.is_whole:
             return record
-        start = Start(at=now(), boot=_boot(), forebay=forebay.__version__)
+        start = Start(at=now(), boot=_boot(), forebay=forebay.__version__, environment=describe_environment())
         record = msgspec.structs.replace(record, starts=(*record.starts, start))
         write_record(record, out)
         run = _Run(plan, out, progress or Silence(), kernel or Kernel(), now)
         for name, gate in plan.gates.items():
             if name not in {result.gate for result in record.results}:
+                attempts = {**record.attempts, name: (*record.attempts.get(name, ()), now())}
+                record = msgspec.structs.replace(record, attempts=attempts)
+                write_record(record, out)
                 record = msgspec.structs.replace(record, results=(*record.results, run.one(name, gate, record)))
                 write_record(record, out)
         return record
@@ -115,6 +120,9 @@ def _only_one(out: Path) -> Iterator[None]:
 
 
 def _begun(plan: Plan, out: Path, command: Sequence[str], created: str) -> GatesRecord:
+    for entry in out.iterdir():
+        if entry.name.startswith(_HALVES):
+            entry.unlink(missing_ok=True)
     foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in (_LOCK_NAME, PLAN_NAME))
     if foreign:
         raise ConfigError(f"{out} holds {foreign[0]!a} but no run of gates: name a new or an empty --out")
@@ -163,7 +171,8 @@ class _Run:
         self.progress.ended(f"{name}: {outcome.name}{_first(found)}")
         return GateResult(
             gate=name, outcome=outcome, checks=found.checks, reasons=found.reasons, stopped_early=found.stopped_early,
-            began=began, ended=self.now(), files=tuple(f"{name}/{file}" for file in found.files),
+            began=began, ended=self.now(), attempts=record.attempts[name],
+            files=tuple(f"{name}/{file}" for file in found.files),
         )  # fmt: skip
 
     def _measured(self, name: str, gate: Gate, record: GatesRecord) -> Found:

@@ -75,6 +75,9 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     began: str
     """ISO 8601, UTC."""
     ended: str
+    attempts: tuple[str, ...] = ()
+    """When each began. All but the last were interrupted: what they had measured is not part of this result, but for
+    a gate that goes on."""
     files: tuple[str, ...] = ()
     """In the bundle, beside the record: what the checks stand on."""
 
@@ -88,6 +91,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's id of this boot: another one after a reboot. Empty where it does not say."""
     forebay: str
     """Version."""
+    environment: Environment | None = None
+    """As it was then: after a reboot the kernel, a driver or a library may be another one."""
 
 
 class GatesRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +107,8 @@ class GatesRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Every gate of the plan. Those without a result have not been run yet."""
     results: tuple[GateResult, ...]
     starts: tuple[Start, ...] = ()
+    attempts: dict[str, tuple[str, ...]] = {}
+    """By gate, when it was begun; also one that has no result yet."""
     environment: Environment
     command: tuple[str, ...]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 
+from forebay.bench.environment import Environment
 from forebay.bench.gates.verdicts import Check, GateResult, GatesRecord, Outcome
 from forebay.bench.markup import escaped
 from forebay.bench.report import texts
@@ -53,8 +55,21 @@ def _interruptions(voice: Voice, record: GatesRecord) -> str:
     found = ""
     for before, start in pairwise(record.starts):
         text = texts.AFTER_REBOOT if start.boot != before.boot else texts.WENT_ON_AT
-        found += f"<li>{voice(text, at=time_text(start.at), version=start.forebay)}</li>"
+        line = voice(text, at=time_text(start.at), version=start.forebay)
+        for what, one, other in _changes(before.environment, start.environment):
+            line += f"<br />{voice(texts.CHANGED, what=what, before=one, after=other)}"
+        found += f"<li>{line}</li>"
     return f"<p>{voice(texts.WENT_ON)}</p><ul>{found}</ul>" if found else ""
+
+
+def _changes(before: Environment | None, after: Environment | None) -> Iterator[tuple[str, str, str]]:
+    """What is another one since the run was interrupted: its name, and both values."""
+    if before is None or after is None:
+        return
+    for what in before.__struct_fields__:
+        one, other = getattr(before, what), getattr(after, what)
+        if one != other:
+            yield what, str(one), str(other)
 
 
 def _duration(result: GateResult) -> str:
@@ -136,6 +151,9 @@ def _gate(voice: Voice, result: GateResult) -> str:
         parts.append(f"<p>{voice(texts.NO_CHECKS)}</p>")
     if result.reasons:
         parts.append(f"<p>{voice(texts.REMARKS)}</p>{said_items(voice, result.reasons)}")
+    if len(result.attempts) > 1:
+        times = ", ".join(time_text(at) for at in result.attempts)
+        parts.append(f"<p>{voice(texts.ATTEMPTS, count=len(result.attempts), times=times)}</p>")
     if result.files:
         named = ", ".join(f"<code>{escaped(file)}</code>" for file in result.files)
         parts.append(f'<p class="small">{voice(texts.FILES)} {named}</p>')

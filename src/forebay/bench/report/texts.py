@@ -178,6 +178,11 @@ NOT_RUN = Text("not run yet", "尚未运行")
 WENT_ON = Text("The run was interrupted and went on:", "运行曾中断并继续：")
 WENT_ON_AT = Text("{at}, with forebay {version}", "{at}，forebay {version}")
 AFTER_REBOOT = Text("{at}, after a reboot, with forebay {version}", "{at}，重启之后，forebay {version}")
+CHANGED = Text("since then {what} is {after}, and no longer {before}", "此后 {what} 由 {before} 变为 {after}")
+ATTEMPTS = Text(
+    "It was begun {count} times ({times}): those before the last were interrupted.",
+    "共开始 {count} 次（{times}）：最后一次之前的均被中断。",
+)
 TOOK = Text("took", "用时")
 CHECKS = Text("Checks", "检查项")
 CHECKS_NOTE = Text(
