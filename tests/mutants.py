@@ -428,6 +428,42 @@ MUTANTS = (
         "reuse=reuse.ON",
         ("tests/bench/test_restore_builtin.py",),
     ),
+    Mutant(
+        "vllm-counter-shrinks", "connectors/vllm/setup.py",
+        '"lookups|answered": asked.answered,',
+        '"lookups|answered": asked.answered - asked.timed_out,',
+        ("tests/connectors/test_vllm_setup.py",),
+    ),
+    Mutant(
+        "vllm-count-twice", "connectors/vllm/lookup.py",
+        "        elif not question.answered_ns:\n",
+        "        else:\n",
+        ("tests/connectors/test_vllm_lookup.py",),
+    ),
+    Mutant(
+        "vllm-heads-as-they-lie", "connectors/vllm/device.py",
+        "pages[0].is_contiguous() if by_head else _is_dense(pages[0])",
+        "_is_dense(pages[0])",
+        ("tests/connectors/test_vllm_parts.py",),
+    ),
+    Mutant(
+        "vllm-release-before-copied", "connectors/vllm/worker.py",
+        "if any(self._device.is_copying_out(block) for block in store.blocks[: store.offered]):",
+        "if False:",
+        ("tests/connectors/test_vllm_worker.py",),
+    ),
+    Mutant(
+        "vllm-store-while-forgetting", "connectors/vllm/worker.py",
+        "        while self._waiting and not self.forgets:\n",
+        "        while self._waiting:\n",
+        ("tests/connectors/test_vllm_worker.py",),
+    ),
+    Mutant(
+        "vllm-gpu-scatters-nothing", "connectors/vllm/device.py",
+        "            scatter(pages, staging, ids)\n",
+        "            pass\n",
+        ("tests/connectors/test_vllm_device.py",),
+    ),
 )  # fmt: skip
 
 
