@@ -98,8 +98,8 @@ MUTANTS = (
     ),
     Mutant(
         "believe-a-failed-delete", "stores.py",
-        "            if result.outcomes[key] is Outcome.MISSING:\n                self._index.drop(key, tier)",
-        "            if True:\n                self._index.drop(key, tier)",
+        "            if outcomes.get(key) is Outcome.MISSING:\n                self._index.drop(key, job.tier)",
+        "            if True:\n                self._index.drop(key, job.tier)",
     ),
     Mutant(
         "write-although-nothing-left", "stage.py",
@@ -136,8 +136,8 @@ MUTANTS = (
     ),
     Mutant(
         "findings-of-late-reads-ignored", "stage.py",
-        "            self.pool.give(slot)\n        self._believe(result)\n\n    def _believe",
-        "            self.pool.give(slot)\n\n    def _believe",
+        "        if result.job.kind in (JobKind.READ, JobKind.PROBE):\n            self._believe(result)\n",
+        "",
         LATE,
     ),
     Mutant(
@@ -148,15 +148,33 @@ MUTANTS = (
     ),
     Mutant(
         "hung-place-is-waited-for-again", "flow.py",
-        "        return lane.state is not ChannelState.CLOSED",
+        "        return self.state is not ChannelState.CLOSED",
         "        return True",
         LATE,
     ),
     Mutant(
         "credit-of-a-late-read-lost", "flow.py",
-        "        self._late.add(job.job_id)\n        lane.in_flight[job.traffic] -= len(job.keys)",
-        "        self._late.add(job.job_id)",
+        "        lane.in_flight[job.traffic] -= len(job.keys)\n        lane.cost.stalled",
+        "        lane.cost.stalled",
         ("tests/test_flow.py",),
+    ),
+    Mutant(
+        "slots-of-a-hung-write-lent-again", "stores.py",
+        "held = (*self._queues.values(), *(job.keys for job in self._late.values()))",
+        "held = self._queues.values()",
+        LATE,
+    ),
+    Mutant(
+        "hung-write-blocks-its-tier-for-ever", "stores.py",
+        "            self._jobs[job.tier] -= 1\n            queue = ",
+        "            queue = ",
+        LATE,
+    ),
+    Mutant(
+        "hung-copy-out-keeps-loads-waiting", "engine.py",
+        "            self._loads.abandon_fills(copy_out)",
+        "            pass",
+        LATE,
     ),
     Mutant(
         "long-loads-starve", "fairness.py",
@@ -208,13 +226,13 @@ MUTANTS = (
     ),
     Mutant(
         "failures-teach-a-bandwidth", "flow.py",
-        "came = sum(result.outcomes[key] is Outcome.OK for key in keys)",
-        "came = len(keys)",
+        "return sum(result.outcomes[key] is Outcome.OK for key in result.job.keys)",
+        "return len(result.job.keys)",
         ("tests/test_flow.py",),
     ),
     Mutant(
         "a-pool-without-slots-spins", "flow.py",
-        " and lane.opens_ns > now_ns:",
+        " and lane.gate.opens_ns > now_ns:",
         ":",
         ("tests/test_flow.py",),
     ),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from engine_world import PROMPT, SECOND_NS, World, make_world
 from forebay.engine import EngineOptions
-from forebay.events import JobEnded, LoadEnded, Overdue
+from forebay.events import JobEnded, LoadEnded, Overdue, Reason, Refused
 from forebay.flow import FlowOptions
 from forebay.ports import Tier
-from forebay.testing.schedule import BLOCK_BYTES, truth
+from forebay.testing.schedule import BLOCK_BYTES, Chances, truth
 from forebay.types import BlockKey, Job, JobKind, Loaded, Outcome
 
 OPTIONS = EngineOptions(batch_blocks=4, read_deadline_s=1.0, load_deadline_s=100.0, flow=FlowOptions(retry_s=10.0))
@@ -190,3 +191,80 @@ def test_a_slow_device_is_not_taken_for_a_hung_one() -> None:
     assert not [event for event in world.events if isinstance(event, Overdue)]
     assert all(event.job.moved_bytes == len(event.job.keys) * BLOCK_BYTES for event in world.events
                if isinstance(event, JobEnded) and event.job.kind is JobKind.READ)  # fmt: skip
+
+
+def hang_writes(world: World) -> None:
+    world.executor._cost_ns = lambda job: HANG_NS if job.kind is JobKind.WRITE and job.tier == "disk" else 100_000
+
+
+def offer(world: World, keys: Sequence[BlockKey]) -> int:
+    blocks = world.lend(100, len(keys))
+    for key, block in zip(keys, blocks, strict=True):
+        world.device.memory[block] = truth(key)
+    return world.engine.offer(keys, blocks)
+
+
+def test_writes_that_hang_give_back_all_but_what_they_still_use() -> None:
+    world = make_world(
+        slots=32, tiers={"disk": 100, "remote": 100}, options=msgspec.structs.replace(OPTIONS, write_deadline_s=5.0)
+    )
+    hang_writes(world)
+    began_ns = world.executor.now_ns()
+    assert offer(world, PROMPT[:12]) == 12
+    world.run_until(began_ns + 6 * SECOND_NS)
+    overdue = [event.job for event in world.events if isinstance(event, Overdue)]
+    assert {(job.kind, job.tier) for job in overdue} == {(JobKind.WRITE, "disk")}
+    hung = {key for job in overdue for key in job.keys}
+    assert len(hung) == 8, "two jobs; the other blocks were refused"
+    assert [event.blocks for event in world.events if isinstance(event, Refused)] == [4]
+    world.engine.check_idle()
+    assert world.load("from dram", PROMPT[:12]) == 12
+    for first in range(12, 40, 4):  # the hung writes' slots are not among those that these go through
+        assert offer(world, PROMPT[first : first + 4]) == 4
+        world.run_until(world.executor.now_ns() + SECOND_NS // 100)
+    assert world.count(JobKind.WRITE, "remote") == 40
+    refused = {(event.place, event.reason) for event in world.events if isinstance(event, Refused)}
+    assert refused == {("disk", Reason.HUNG)}
+    heal(world)
+    world.run_until(began_ns + 3 * HANG_NS)
+    world.ended.clear()
+    assert all(world.tiers["disk"].contains(sorted(hung)))
+    world.engine.check_idle()
+    world.store(PROMPT[12:16])
+    world.engine.drop_host_copies()
+    assert world.load("from both", PROMPT) == 40
+    world.engine.check_idle()
+
+
+def test_a_tier_whose_writes_hang_is_tried_with_one_block() -> None:
+    world = make_world(slots=32, options=msgspec.structs.replace(OPTIONS, write_deadline_s=1.0))
+    hang_writes(world)
+    assert offer(world, PROMPT[:4]) == 4
+    world.run_until(world.executor.now_ns() + 12 * SECOND_NS)  # past the deadline, and past the pause of the tier
+    assert offer(world, PROMPT[4:12]) == 8
+    world.run_until(world.executor.now_ns() + 2 * SECOND_NS)
+    tried = [len(event.job.keys) for event in world.events if isinstance(event, Overdue)]
+    assert tried == [4, 1]
+    heal(world)
+    world.run_until(world.executor.now_ns() + 40 * SECOND_NS)
+    world.store(PROMPT[12:24])
+    assert all(world.tiers["disk"].contains(PROMPT[12:24]))
+
+
+def test_a_copy_out_of_the_device_that_hangs_keeps_no_load_waiting() -> None:
+    world = make_world(options=msgspec.structs.replace(OPTIONS, write_deadline_s=0.01))
+    sound, world.device._chances = world.device._chances, Chances(late_copy=1.0)
+    began_ns = world.executor.now_ns()
+    assert offer(world, PROMPT[:4]) == 4
+    start(world, "waits", PROMPT[:4])
+    world.run_until(began_ns + SECOND_NS // 50)
+    assert world.ended == [Loaded("waits", 0)]
+    assert world.engine.stranded_slots == 4
+    world.engine.check_idle()
+    world.device._chances = sound
+    world.run_until(began_ns + SECOND_NS)
+    assert world.engine.stranded_slots == 0
+    world.ended.clear()
+    world.store(PROMPT[:4])
+    assert world.load("after", PROMPT[:4]) == 4
+    world.engine.check_idle()

@@ -16,7 +16,7 @@ from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE, Chances, Record, Sc
 from forebay.tiers import file, memory
 from forebay.types import BlockKey
 
-NO_CHANCES = Chances(failed_copy=0.0, hung_read=0.0, beneath=0.0)
+NO_CHANCES = Chances(failed_copy=0.0, hung_read=0.0, hung_write=0.0, beneath=0.0)
 FAULTS = FaultPlan(
     seed=0, unavailable=0.05, read_failed=0.05, read_missing=0.03, read_corrupt=0.03,
     write_failed=0.05, write_full=0.05, delete_failed=0.1,

@@ -64,6 +64,9 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     are recomputed, and its place is left alone for a while."""
     load_deadline_s: float = 60.0
     """A load that takes longer ends with the blocks that have arrived."""
+    write_deadline_s: float = 60.0
+    """A write to a tier that takes longer, and 8 times as long as such writes do, is given up, and its tier is not
+    written to for a while. So is a copy out of the device; its blocks are not stored."""
     write_queue_share: float = 0.5
     """Share of the host slots that blocks on their way to the tiers may hold. What is offered past that is refused."""
     hedge_share: float = 0.05
@@ -98,6 +101,7 @@ def check_options(options: EngineOptions) -> None:
         "full_backoff_s",
         "read_deadline_s",
         "load_deadline_s",
+        "write_deadline_s",
         "hedge_patience_s",
         "prefetch_linger_s",
     ):
@@ -122,6 +126,7 @@ def _store_limits(options: EngineOptions) -> StoreLimits:
         batch_blocks=options.batch_blocks,
         pool_share=options.write_queue_share,
         full_backoff_ns=int(options.full_backoff_s * 1e9),
+        deadline_ns=int(options.write_deadline_s * 1e9),
     )
 
 
@@ -441,6 +446,8 @@ class Engine:
                 case JobKind.PROBE:
                     self._on_probed(result)
         self._stage.apply_changes()
+        for copy_out in self._stores.give_up_copies():
+            self._loads.abandon_fills(copy_out)
         self._loads.advance()
         self._stores.advance()
         ended = self._loads.take_ended()
@@ -452,7 +459,7 @@ class Engine:
     def wait(self, until_ns: int) -> None:
         """Block until `poll` may have something to say, or the clock reaches `until_ns`. Changes nothing."""
         if not self._loads.has_ended:
-            times = (self._loads.next_ns(), self._flow.next_ns(self.now_ns()))
+            times = (self._loads.next_ns(), self._stores.next_ns(), self._flow.next_ns(self.now_ns()))
             self._stage.wait(min((until_ns, *(at_ns for at_ns in times if at_ns is not None))))
 
     def close(self) -> None:
@@ -480,14 +487,19 @@ class Engine:
                 raise InvariantBroken(f"{view.in_flight_blocks} credits are out where {reading[view.channel]} are used")
 
     def check_idle(self) -> None:
-        """At rest: nothing pinned, half filled or on its way out, and every claim about an unshared tier true."""
+        """At rest: nothing pinned, half filled or on its way out, and every claim about an unshared tier true.
+
+        But for what writes that hang may still do.
+        """
         self.check()
         if not (self.idle and self._stores.idle) or self._probes:
             raise InvariantBroken("something is still under way")
-        prefetched = self._loads.pins()
+        held, hung = self._loads.pins() + self._stores.pins(), self._stores.hung()
         for place in (HOST, *self._stage.order):
             for key, copy in self._index.copies(place):
-                if copy.pins != prefetched[key, place] or copy.state is not CopyState.READY:
+                if (key, place) in hung:
+                    continue
+                if copy.pins != held[key, place] or copy.state is not CopyState.READY:
                     raise InvariantBroken(f"{place}: {copy} left behind")
                 checkable = place != HOST and not self._stage.specs[place].shared
                 if checkable and not self._stage.tiers[place].contains((key,))[0]:

@@ -27,6 +27,7 @@ class Reason(Enum):
     NO_ROOM = "tier full, nothing evictable"
     PINS_FULL = "no more room to pin"
     QUEUE_FULL = "too many writes wait"
+    HUNG = "writes hang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A read took too long: its blocks come from elsewhere or are recomputed, and what it brings is thrown away."""
+    """A job took too long, and nobody waits for it any more.
+
+    The blocks of a read come from elsewhere or are recomputed, and what it brings is thrown away. A write or a copy out
+    of the device costs later hits.
+    """
 
     at_ns: int
     job: Job
@@ -183,7 +188,7 @@ class Totals:
     dropped: Counter[tuple[str, Reason]] = field(default_factory=Counter)
     refused: Counter[tuple[str, Reason]] = field(default_factory=Counter)
     overdue: Counter[str] = field(default_factory=Counter)
-    """Blocks whose read was given up as late, by tier."""
+    """Blocks whose read, write or copy was given up as late, by place."""
     prefetches: Counter[PrefetchFate] = field(default_factory=Counter)
     choices: Counter[ChoiceReason] = field(default_factory=Counter)
     declined_blocks: int = 0

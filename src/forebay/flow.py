@@ -65,6 +65,28 @@ class ChannelState(Enum):
     TRYING = "trying"
 
 
+class _Gate:
+    """Whether a place is asked for anything: it is left alone for a while, twice as long each time, when it hangs."""
+
+    def __init__(self, retry_ns: int) -> None:
+        self.state = ChannelState.OPEN
+        self.opens_ns = 0
+        self._first_retry_ns = self._retry_ns = retry_ns
+
+    def lets_through(self, now_ns: int) -> bool:
+        if self.state is ChannelState.CLOSED and now_ns >= self.opens_ns:
+            self.state = ChannelState.TRYING
+        return self.state is not ChannelState.CLOSED
+
+    def close(self, now_ns: int) -> None:
+        if self.state is not ChannelState.CLOSED:
+            self.state, self.opens_ns = ChannelState.CLOSED, now_ns + self._retry_ns
+            self._retry_ns = min(2 * self._retry_ns, 60_000_000_000)
+
+    def reopen(self) -> None:
+        self.state, self._retry_ns = ChannelState.OPEN, self._first_retry_ns
+
+
 class _Lane:
     """A channel as flow sees it."""
 
@@ -75,13 +97,23 @@ class _Lane:
         """Blocks, without those of jobs that are late."""
         self.waiting: Counter[Traffic] = Counter()
         """Blocks that have not been granted."""
-        self.state = ChannelState.OPEN
-        self.opens_ns = 0
-        self.retry_ns = int(options.retry_s * 1e9)
+        self.gate = _Gate(int(options.retry_s * 1e9))
         self.share: Rate | None = None
         """What prefetches may take here."""
         self.read_at_ns = 0
         """When a read last ended."""
+
+
+class _Writing:
+    """The writes of a tier, whatever their places."""
+
+    def __init__(self, options: FlowOptions) -> None:
+        self.gate = _Gate(int(options.retry_s * 1e9))
+        self.cost = ChannelCost()
+        self.in_flight_blocks = 0
+        """Without those of jobs that are late."""
+        self.share: Rate | None = None
+        """What they may take while demand waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +165,9 @@ class Flow:
         self.queue = Queue(options.order, options.stretch)
         self._lanes: defaultdict[Channel, _Lane] = defaultdict(lambda: _Lane(options))
         self._rates: dict[tuple[str, Traffic], Rate] = {}
-        self._write_shares: dict[str, Rate] = {}
+        self._writing: defaultdict[str, _Writing] = defaultdict(lambda: _Writing(options))
         self._late: set[JobId] = set()
-        """Reads that nobody waits for any more and that have not ended."""
+        """Reads and writes that nobody waits for any more and that have not ended."""
         self._assumed: dict[str, _Assumed] = {}
 
     # --- what is wanted
@@ -161,7 +193,7 @@ class Flow:
         free_blocks = lane.depth.blocks - in_flight
         if not self.is_open(channel, now_ns):
             free_blocks = 0
-        elif lane.state is ChannelState.TRYING:
+        elif lane.gate.state is ChannelState.TRYING:
             free_blocks, batch_blocks = (0 if in_flight else 1), 1
         if traffic is Traffic.PREFETCH and (lane.waiting[Traffic.DEMAND] or not self._share_allows(lane, now_ns)):
             free_blocks = 0
@@ -175,12 +207,15 @@ class Flow:
         for channel, lane in self._lanes.items():
             if lane.waiting.total():
                 grant = self.grant(channel, Traffic.DEMAND, now_ns)
-                if lane.state is not ChannelState.OPEN or grant.is_worth_a_job(batch_blocks):
+                if lane.gate.state is not ChannelState.OPEN or grant.is_worth_a_job(batch_blocks):
                     return False
         return True
 
     def may_write(self, tier: str, now_ns: int) -> bool:
         """Whether a write job may start: no demand in the way, or its share not used up."""
+        writing = self._writing[tier]
+        if not writing.gate.lets_through(now_ns) or (self.tries_writes(tier) and writing.in_flight_blocks):
+            return False
         rate = self._rates.get((tier, Traffic.WRITE))
         if rate is not None and not rate.allows(now_ns):
             return False
@@ -192,16 +227,20 @@ class Flow:
     def is_open(self, channel: Channel, now_ns: int) -> bool:
         """Whether reads may be sent to a channel, be it one block to try it."""
         lane = self._lanes.get(channel)
-        if lane is None:
-            return True
-        if lane.state is ChannelState.CLOSED and now_ns >= lane.opens_ns:
-            lane.state = ChannelState.TRYING
-        return lane.state is not ChannelState.CLOSED
+        return lane is None or lane.gate.lets_through(now_ns)
 
     @property
     def all_open(self) -> bool:
         """No channel is closed or being tried: the common case, and cheap to ask."""
-        return not self._late and all(lane.state is ChannelState.OPEN for lane in self._lanes.values())
+        return not self._late and all(lane.gate.state is ChannelState.OPEN for lane in self._lanes.values())
+
+    def takes_writes(self, tier: str, now_ns: int) -> bool:
+        """Whether blocks may wait to be written to a tier; not while it is left alone since a write hung."""
+        return self._writing[tier].gate.lets_through(now_ns)
+
+    def tries_writes(self, tier: str) -> bool:
+        """A write of one block is to tell whether the tier is well again."""
+        return self._writing[tier].gate.state is ChannelState.TRYING
 
     def limit(self, tier: str, traffic: Traffic, bytes_per_s: float | None, now_ns: int) -> None:
         """Set or lift a limit, at any time. Raises ConfigError unless it is positive."""
@@ -218,6 +257,9 @@ class Flow:
         if (rate := self._rates.get((job.tier, job.traffic))) is not None:
             rate.take(job.moved_bytes, now_ns)
         if job.traffic is Traffic.WRITE:
+            writing = self._writing[job.tier]
+            writing.in_flight_blocks += len(job.keys)
+            writing.cost.began(now_ns)
             if (share := self._write_share(job.tier, now_ns)) is not None and self.demand_waits(job.tier):
                 share.take(job.moved_bytes, now_ns)
             return
@@ -228,16 +270,20 @@ class Flow:
             lane.share.take(job.moved_bytes, now_ns)
 
     def ended(self, result: JobResult, now_ns: int) -> None:
-        """A read has ended, in time or late."""
+        """A read or write has ended, in time or late."""
         job = result.job
-        lane = self._lanes[job.channel]
-        if job.job_id in self._late:
-            self._late.remove(job.job_id)
-            self._reopen(lane)
+        gate = self._gate(job)
+        is_late = job.job_id in self._late
+        self._late.discard(job.job_id)
+        if is_late or gate.state is ChannelState.TRYING:
+            gate.reopen()
+        if is_late:
             return
+        if job.traffic is Traffic.WRITE:
+            self._wrote(self._writing[job.tier], result, now_ns)
+            return
+        lane = self._lanes[job.channel]
         lane.in_flight[job.traffic] -= len(job.keys)
-        if lane.state is ChannelState.TRYING:
-            self._reopen(lane)
         self._learn(lane, result, now_ns)
         lane.read_at_ns = now_ns
         if job.traffic is Traffic.DEMAND:
@@ -245,29 +291,39 @@ class Flow:
 
     def _learn(self, lane: _Lane, result: JobResult, now_ns: int) -> None:
         """What reading takes, from the blocks that came: those that failed at once say nothing about the device."""
-        keys, is_idle = result.job.keys, not lane.in_flight.total()
-        came = sum(result.outcomes[key] is Outcome.OK for key in keys)
-        before_blocks = lane.in_flight.total() + len(keys)
-        lacked_work = not came or not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
-        lane.depth.moved(came, now_ns, lacked_work=lacked_work)
-        if came:
-            lane.cost.ended(result.job.moved_bytes * came // len(keys), now_ns, is_idle=is_idle)
+        moved_blocks = _moved_blocks(result)
+        before_blocks = lane.in_flight.total() + len(result.job.keys)
+        lacked_work = not moved_blocks or not lane.waiting.total() or 2 * before_blocks < lane.depth.blocks
+        lane.depth.moved(moved_blocks, now_ns, lacked_work=lacked_work)
+        self._learn_cost(lane.cost, moved_blocks, now_ns, is_idle=not lane.in_flight.total())
+
+    def _wrote(self, writing: _Writing, result: JobResult, now_ns: int) -> None:
+        writing.in_flight_blocks -= len(result.job.keys)
+        self._learn_cost(writing.cost, _moved_blocks(result), now_ns, is_idle=not writing.in_flight_blocks)
+
+    def _learn_cost(self, cost: ChannelCost, moved_blocks: int, now_ns: int, *, is_idle: bool) -> None:
+        if moved_blocks:
+            cost.ended(moved_blocks * self._block_bytes, now_ns, is_idle=is_idle)
         else:
-            lane.cost.stalled(is_idle=is_idle)
+            cost.stalled(is_idle=is_idle)
+
+    def _gate(self, job: Job) -> _Gate:
+        return self._writing[job.tier].gate if job.traffic is Traffic.WRITE else self._lanes[job.channel].gate
 
     def late(self, job: Job, now_ns: int) -> None:
-        """A read is overdue: nobody waits for it any more, and its channel is left alone for a while."""
+        """A read or write is overdue: nobody waits for it any more, and its place is left alone for a while."""
         self.given_up(job)
-        lane = self._lanes[job.channel]
-        if lane.state is not ChannelState.CLOSED:
-            lane.state = ChannelState.CLOSED
-            lane.opens_ns = now_ns + lane.retry_ns
-            lane.retry_ns = min(2 * lane.retry_ns, 60_000_000_000)
+        self._gate(job).close(now_ns)
 
     def given_up(self, job: Job) -> None:
-        """Nobody waits for this read any more, for no fault of its channel."""
-        lane = self._lanes[job.channel]
+        """Nobody waits for this read or write any more, for no fault of its place."""
         self._late.add(job.job_id)
+        if job.traffic is Traffic.WRITE:
+            writing = self._writing[job.tier]
+            writing.in_flight_blocks -= len(job.keys)
+            writing.cost.stalled(is_idle=not writing.in_flight_blocks)
+            return
+        lane = self._lanes[job.channel]
         lane.in_flight[job.traffic] -= len(job.keys)
         lane.cost.stalled(is_idle=not lane.in_flight.total())
 
@@ -289,14 +345,11 @@ class Flow:
         ]  # fmt: skip
         if not known:
             return None
-        share = self._write_shares.get(tier)
-        if share is None:
-            share = self._write_shares[tier] = Rate(1.0, now_ns)
-        share.bytes_per_s = sum(known) * self._options.write_share
-        return share
-
-    def _reopen(self, lane: _Lane) -> None:
-        lane.state, lane.retry_ns = ChannelState.OPEN, int(self._options.retry_s * 1e9)
+        writing = self._writing[tier]
+        if writing.share is None:
+            writing.share = Rate(1.0, now_ns)
+        writing.share.bytes_per_s = sum(known) * self._options.write_share
+        return writing.share
 
     # --- what it takes
 
@@ -323,6 +376,12 @@ class Flow:
     def due_ns(self, channel: Channel, deadline_ns: int, now_ns: int) -> int:
         """When what is sent now is late: after `deadline_ns`, or many times what all that is in flight should take."""
         return now_ns + max(deadline_ns, _LATE_BY * self.flight_ns(channel))
+
+    def write_due_ns(self, tier: str, deadline_ns: int, now_ns: int) -> int:
+        """The same for a write."""
+        writing = self._writing[tier]
+        expected_ns = writing.cost.read_ns(writing.in_flight_blocks * self._block_bytes) or 0
+        return now_ns + max(deadline_ns, _LATE_BY * expected_ns)
 
     def flight_ns(self, channel: Channel) -> int:
         """Expected time until all that is in flight has ended; 0 before the first job there."""
@@ -355,16 +414,22 @@ class Flow:
         """When something may go that may not go now, although nothing ends before; None if no time matters."""
         times = [rate.opens_ns(now_ns) for rate in self._rates.values() if not rate.allows(now_ns)]
         for lane in self._lanes.values():
-            if lane.state is ChannelState.CLOSED and lane.waiting.total() and lane.opens_ns > now_ns:
-                times.append(lane.opens_ns)  # one that could be tried by now waits for slots
+            is_closed = lane.gate.state is ChannelState.CLOSED and lane.waiting.total()
+            if is_closed and lane.gate.opens_ns > now_ns:
+                times.append(lane.gate.opens_ns)  # one that could be tried by now waits for slots
             if lane.share is not None and lane.waiting[Traffic.PREFETCH] and not lane.share.allows(now_ns):
                 times.append(lane.share.opens_ns(now_ns))
-        times += [share.opens_ns(now_ns) for share in self._write_shares.values() if not share.allows(now_ns)]
+        shares = (writing.share for writing in self._writing.values())
+        times += [share.opens_ns(now_ns) for share in shares if share is not None and not share.allows(now_ns)]
         return min(times, default=None)
 
     def channels(self) -> Iterator[ChannelView]:
         for channel, lane in sorted(self._lanes.items()):
             yield ChannelView(
-                channel, lane.state, lane.depth.blocks, lane.in_flight.total(), lane.waiting.total(),
+                channel, lane.gate.state, lane.depth.blocks, lane.in_flight.total(), lane.waiting.total(),
                 lane.cost.bytes_per_s,
             )  # fmt: skip
+
+
+def _moved_blocks(result: JobResult) -> int:
+    return sum(result.outcomes[key] is Outcome.OK for key in result.job.keys)

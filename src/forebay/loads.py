@@ -482,6 +482,11 @@ class Loads:
         self._stage.eviction[HOST].inserted(arrived)
         return arrived
 
+    def abandon_fills(self, copy_out: Job) -> None:
+        """A COPY_OUT is late: those who wait for its blocks look elsewhere, and its slots come back when it ends."""
+        for key in copy_out.keys:
+            self._fill_failed(key, copy_out.job_id)
+
     def _seek(self, load: _Load, position: int) -> None:
         """Find another source for a position that lost its own; without one the load ends before it."""
         source = source_of(load.key(position), self._index, self._stage.order, load.tried.get(position, ()))

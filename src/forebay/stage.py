@@ -111,7 +111,7 @@ class Stage:
         self.jobs: dict[JobId, Job] = {}
         """In flight, and somebody waits for them."""
         self._stranded: dict[JobId, list[Slot]] = {}
-        """Reads in flight that nobody waits for any more, with the slots that they may still write to."""
+        """Jobs in flight that nobody waits for any more, with the slots that they may still write to."""
         self._spares: dict[JobId, _Spare] = {}
         """Second reads of blocks that another read is to bring."""
         self._outgrown: dict[JobId, list[Slot]] = {}
@@ -274,10 +274,11 @@ class Stage:
         return self._submit(job, partial(_by_key, self.tiers[tier].read, job.keys, views))
 
     def strand(self, job: Job) -> None:
-        """Stop waiting for a read. The slots of the host copies that are abandoned for it come back when it ends."""
-        del self.jobs[job.job_id]
+        """Stop waiting for a job. The slots of the host copies that are abandoned for it come back when it ends."""
+        self._forget_job(job)
         self._stranded[job.job_id] = []
-        self._executor.give_up(job)
+        if job.tier != HOST:
+            self._executor.give_up(job)
         self.emit(Overdue(self.now_ns(), job))
 
     def spare_read(self, channel: Channel, keys: Sequence[BlockKey], slots: Sequence[Slot]) -> Job:
@@ -350,18 +351,22 @@ class Stage:
     def ended_jobs(self) -> Iterable[JobResult]:
         for result in (*self._executor.poll(), *self._device.poll()):
             job_id = result.job.job_id
-            if result.job.kind is JobKind.READ:
+            if result.job.kind in (JobKind.READ, JobKind.WRITE):
                 self.flow.ended(result, self.now_ns())
             for slot in self._outgrown.pop(job_id, ()):
                 self.pool.give(slot)
             if job_id in self._stranded:
                 self._end_stranded(result)
-                continue
-            self.jobs.pop(job_id, None)  # a spare read is not among them
-            if result.job.kind in (JobKind.COPY_IN, JobKind.COPY_OUT):
-                self._device_jobs -= 1
+                if result.job.kind is not JobKind.WRITE:  # of which the stores still hold what it uses
+                    continue
+            self._forget_job(result.job)
             self._note(result)
             yield result
+
+    def _forget_job(self, job: Job) -> None:
+        """Spare reads and stranded writes are not among the jobs."""
+        if self.jobs.pop(job.job_id, None) is not None and job.tier == HOST:
+            self._device_jobs -= 1
 
     def _note(self, result: JobResult) -> None:
         counts = Counter(result.outcomes[key] for key in result.job.keys)
@@ -372,7 +377,8 @@ class Stage:
         """What it brought is thrown away, but not what it found out."""
         for slot in self._stranded.pop(result.job.job_id):
             self.pool.give(slot)
-        self._believe(result)
+        if result.job.kind in (JobKind.READ, JobKind.PROBE):
+            self._believe(result)
 
     def _believe(self, result: JobResult) -> None:
         """Nobody waited for this read; that a block is gone or damaged is a fact all the same."""

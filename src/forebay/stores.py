@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from forebay.due import Due
 from forebay.events import Dropped, Reason, Refused
 from forebay.ports import Metered
 from forebay.stage import Stage
 from forebay.tenancy import Whose
-from forebay.types import HOST, BlockKey, DeviceBlock, JobId, JobKind, JobResult, Outcome
+from forebay.types import HOST, BlockKey, DeviceBlock, Job, JobId, JobKind, JobResult, Outcome
 
 log = logging.getLogger("forebay.stores")
 
@@ -40,6 +41,8 @@ class StoreLimits:
     pool_share: float
     """Of the host slots that stores may use, how many they hold at a time: the bound of the queues."""
     full_backoff_ns: int
+    deadline_ns: int | None = None
+    """How long a write, a copy out of the device or an answer about a delete may take; None: they are waited for."""
 
 
 class Stores:
@@ -47,6 +50,7 @@ class Stores:
         self._stage, self._index = stage, stage.index
         self._pool_share = limits.pool_share
         self._batch_blocks, self._full_backoff_ns = limits.batch_blocks, limits.full_backoff_ns
+        self._deadline_ns = limits.deadline_ns
         self._queues: dict[str, dict[BlockKey, None]] = {name: {} for name in stage.order}
         """Blocks that wait to be written, by tier, first come first; each holds a pin on its host copy."""
         self._jobs: Counter[str] = Counter()
@@ -65,6 +69,10 @@ class Stores:
         """Blocks on their second way to a tier that had no room."""
         self._doubts: set[JobId] = set()
         """PROBE jobs that ask whether a failed delete has landed."""
+        self._due, self._copies_due = Due(stage.jobs), Due(stage.jobs)
+        """WRITE jobs and doubts, and COPY_OUT jobs."""
+        self._late: dict[JobId, Job] = {}
+        """WRITE jobs that nobody waits for any more. They may still read their slots and change the tier."""
 
     @property
     def idle(self) -> bool:
@@ -88,7 +96,9 @@ class Stores:
         if not again:
             self.give_up(len(keys) - taken)
         if fresh:
-            self._stage.copy(JobKind.COPY_OUT, fresh, blocks)
+            job = self._stage.copy(JobKind.COPY_OUT, fresh, blocks)
+            if self._deadline_ns is not None:
+                self._copies_due.add(self._stage.now_ns() + self._deadline_ns, job.job_id)
         return taken
 
     def give_up(self, blocks: int) -> None:
@@ -108,7 +118,11 @@ class Stores:
 
     def _is_lacking(self, key: BlockKey) -> bool:
         """Whether some tier neither holds the block nor is about to."""
-        return any(key not in queue and self._index.get(key, tier) is None for tier, queue in self._queues.items())
+        now_ns = self._stage.now_ns()
+        return any(
+            key not in queue and self._index.get(key, tier) is None and self._stage.flow.takes_writes(tier, now_ns)
+            for tier, queue in self._queues.items()
+        )
 
     def on_copied_out(self, result: JobResult, arrived: Sequence[BlockKey]) -> None:
         self.write_through(arrived)
@@ -128,10 +142,13 @@ class Stores:
         """Queue blocks that are READY in the host pool for a tier that lacks them; returns those that were taken."""
         taken: list[BlockKey] = []
         spec, queue, budget_blocks = self._stage.specs[tier], self._queues[tier], self._budget_blocks(tier)
+        takes_writes = self._stage.flow.takes_writes(tier, self._stage.now_ns())
         for key in keys:
             if key in queue or self._index.get(key, tier) is not None:
                 continue
-            if not self._has_slot_for(key):
+            if not takes_writes:
+                self._refuse(tier, 1, Reason.HUNG)
+            elif not self._has_slot_for(key):
                 self._refuse(tier, 1, Reason.QUEUE_FULL)
             elif not self._stage.policies.admission.admit(key, spec, self._index.used_bytes(tier)):
                 self._refuse(tier, 1, Reason.NOT_ADMITTED)
@@ -186,17 +203,59 @@ class Stores:
     def advance(self) -> list[BlockKey]:
         """Start the writes that flow lets go; returns the blocks that will not be written after all."""
         self._on_full()
-        given_up: list[BlockKey] = []
+        given_up = self._give_up_late()
         for tier, queue in self._queues.items():
             while queue and self._jobs[tier] < _MOST_JOBS and self._stage.flow.may_write(tier, self._stage.now_ns()):
                 given_up += self._start_job(tier, queue)
+        return given_up
+
+    def next_ns(self) -> int | None:
+        """When something is late, if nothing ends before."""
+        times = (self._due.next_ns(), self._copies_due.next_ns())
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def give_up_copies(self) -> list[Job]:
+        """The COPY_OUT jobs that are late. Their host copies are still FILLING."""
+        late = [self._stage.jobs[job_id] for job_id in self._copies_due.take(self._stage.now_ns())]
+        for job in late:
+            self._stage.strand(job)
+            for key in job.keys:
+                self._let_go(key)
+        return late
+
+    def _give_up_late(self) -> list[BlockKey]:
+        """Wait no longer for what is late, nor write to its tier for now; returns the blocks that waited for that.
+
+        What a late write works on stays as it is until it has ended: the slots that it reads, its copies in the tier.
+        """
+        given_up: list[BlockKey] = []
+        now_ns = self._stage.now_ns()
+        for job_id in self._due.take(now_ns):
+            job = self._stage.jobs[job_id]
+            self._stage.strand(job)
+            if job_id in self._doubts:
+                self._settle_doubts(job, {})
+                continue
+            self._stage.flow.late(job, now_ns)
+            self._late[job_id] = job
+            self._jobs[job.tier] -= 1
+            queue = self._queues[job.tier]
+            if queue:
+                self._refuse(job.tier, len(queue), Reason.HUNG)
+            for key in queue:
+                self._index.unpin(key, HOST)
+            for key in (*job.keys, *queue):
+                self._let_go(key)
+            given_up.extend(queue)
+            queue.clear()
         return given_up
 
     def _start_job(self, tier: str, queue: dict[BlockKey, None]) -> list[BlockKey]:
         given_up: list[BlockKey] = []
         writes: list[BlockKey] = []
         evicts: list[BlockKey] = []
-        while queue and len(writes) < self._batch_blocks:
+        most = 1 if self._stage.flow.tries_writes(tier) else self._batch_blocks
+        while queue and len(writes) < most:
             key = next(iter(queue))
             del queue[key]
             is_there = self._index.get(key, tier) is not None  # by a probe, since it was queued
@@ -214,7 +273,10 @@ class Stores:
         if writes:
             self._jobs[tier] += 1
             self._filling[tier] += len(writes)
-            self._stage.write(tier, writes, evicts)
+            job = self._stage.write(tier, writes, evicts)
+            if self._deadline_ns is not None:
+                due_ns = self._stage.flow.write_due_ns(tier, self._deadline_ns, self._stage.now_ns())
+                self._due.add(due_ns, job.job_id)
         return given_up
 
     @property
@@ -228,12 +290,21 @@ class Stores:
         return any(self._queues.values())
 
     def pins(self) -> Counter[tuple[BlockKey, str]]:
-        """Every pin that waiting writes hold, to be checked against the index."""
-        return Counter((key, HOST) for queue in self._queues.values() for key in queue)
+        """Every pin that waiting and hung writes hold, to be checked against the index."""
+        held = (*self._queues.values(), *(job.keys for job in self._late.values()))
+        return Counter((key, HOST) for keys in held for key in keys)
+
+    def hung(self) -> set[tuple[BlockKey, str]]:
+        """Copies in the tiers that hung writes may still make or remove."""
+        return {(key, job.tier) for job in self._late.values() for key in (*job.keys, *job.evicts)}
 
     def on_written(self, result: JobResult) -> None:
         tier, eviction = result.job.tier, self._stage.eviction[result.job.tier]
-        self._jobs[tier] -= 1
+        is_late = self._late.pop(result.job.job_id, None) is not None
+        if not is_late:
+            self._jobs[tier] -= 1
+            for key in result.job.keys:
+                self._let_go(key)
         self._filling[tier] -= len(result.job.keys)
         doubtful: list[BlockKey] = []
         for key in result.job.evicts:
@@ -242,30 +313,39 @@ class Stores:
             else:
                 doubtful.append(key)
         if doubtful:  # a failed delete may have landed all the same: they stay DROPPING until the tier has said
-            self._doubts.add(self._stage.probe(tier, doubtful).job_id)
+            self._ask(tier, doubtful)
         written: list[BlockKey] = []
         for key in result.job.keys:
             self._index.unpin(key, HOST)
-            self._let_go(key)
             if result.outcomes[key] is Outcome.OK:
                 self._index.commit(key, tier)
                 written.append(key)
             else:
                 self._index.abandon(key, tier)
         eviction.inserted(written)
-        self._full.extend((tier, key) for key in result.job.keys if result.outcomes[key] is Outcome.FULL)
-        self._tried_again.difference_update((tier, key) for key in written)
+        if not is_late:
+            self._full.extend((tier, key) for key in result.job.keys if result.outcomes[key] is Outcome.FULL)
+        self._tried_again.difference_update((tier, key) for key in (result.job.keys if is_late else written))
+
+    def _ask(self, tier: str, doubtful: Sequence[BlockKey]) -> None:
+        job = self._stage.probe(tier, doubtful)
+        self._doubts.add(job.job_id)
+        if self._deadline_ns is not None:
+            self._due.add(self._stage.now_ns() + self._deadline_ns, job.job_id)
 
     def on_probed(self, result: JobResult) -> None:
-        """Settle what became of blocks whose delete failed. Without an answer they count as still there."""
-        tier = result.job.tier
-        self._doubts.remove(result.job.job_id)
-        for key in result.job.keys:
-            if result.outcomes[key] is Outcome.MISSING:
-                self._index.drop(key, tier)
+        """Settle what became of blocks whose delete failed."""
+        self._settle_doubts(result.job, result.outcomes)
+
+    def _settle_doubts(self, job: Job, outcomes: Mapping[BlockKey, Outcome]) -> None:
+        """Without an answer they count as still there."""
+        self._doubts.remove(job.job_id)
+        for key in job.keys:
+            if outcomes.get(key) is Outcome.MISSING:
+                self._index.drop(key, job.tier)
             else:
-                self._index.keep(key, tier)
-                self._stage.eviction[tier].inserted((key,))
+                self._index.keep(key, job.tier)
+                self._stage.eviction[job.tier].inserted((key,))
 
     def asked(self, job_id: JobId) -> bool:
         """Whether this PROBE is a question of the stores."""

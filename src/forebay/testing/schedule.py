@@ -71,6 +71,8 @@ class Chances:
     cancel_load: float = 0.1
     hung_read: float = 0.01
     """A read job that takes a minute."""
+    hung_write: float = 0.005
+    """A write job that does."""
     prefetch: float = 0.05
     """A step that prefetches, or gives a prefetch up."""
     beneath: float = 0.05
@@ -159,8 +161,10 @@ class Schedule:
         latency_ns = {name: tier.spec.read_latency_ns for name, tier in tiers.items()}
         hangs = random.Random(seed + 1)
 
+        hung = {JobKind.READ: self._chances.hung_read, JobKind.WRITE: self._chances.hung_write}
+
         def cost_ns(job: Job) -> int:
-            if job.kind is JobKind.READ and hangs.random() < self._chances.hung_read:
+            if hangs.random() < hung.get(job.kind, 0.0):
                 return 60_000_000_000
             return latency_ns.get(job.tier, 1_000) + len(job.keys) * 5_000
 
@@ -174,7 +178,8 @@ class Schedule:
             self._device,
             self._executor,
             self._note,
-            engine_options or EngineOptions(batch_blocks=3, read_deadline_s=0.5, prefetch_linger_s=0.1),
+            engine_options
+            or EngineOptions(batch_blocks=3, read_deadline_s=0.5, write_deadline_s=0.5, prefetch_linger_s=0.1),
         )
         self._prompts = [self._prompt(number) for number in range(12)]
         self._open: dict[str, _Open] = {}
@@ -204,12 +209,12 @@ class Schedule:
         self.settle()
         assert not self._open, "a started load never ended"
         self.engine.check_idle()
-        self._outlast_hung_reads()
+        self._outlast_what_hangs()
         self.engine.close()
         return self.record
 
-    def _outlast_hung_reads(self) -> None:
-        """Past every deadline no credit is out, although reads hang; once they have ended no slot is missing."""
+    def _outlast_what_hangs(self) -> None:
+        """Past every deadline no credit is out, although jobs hang; once they have ended no slot is missing."""
         self._let_pass(10 * 10**9)
         for view in self.engine.channels():
             assert not view.in_flight_blocks, f"{view.channel}: a hung read holds {view.in_flight_blocks} credits"
