@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.assemble import Named, StoreConfig, TierConfig, open_engine, read_config
+from forebay.assemble import Named, RateLimit, StoreConfig, TierConfig, open_engine, read_config
 from forebay.engine import Engine
 from forebay.errors import ConfigError
 from forebay.hostpool import HostPool
@@ -57,6 +57,18 @@ def test_the_embedded_default_is_one_file_tier(tmp_path: Path) -> None:
         (StoreConfig(host_bytes=2**20, tiers=(TierConfig(kind="tape"),)), "no 'tape' among the tiers"),
         (StoreConfig(host_bytes=2**20, tiers=(TierConfig(kind="json.decoder"),)), "not one of the tiers"),
         (StoreConfig(host_bytes=2**20, tiers=(memory(speed=1),)), "options of memory: .*unknown field `speed`"),
+        (
+            StoreConfig(host_bytes=2**20, limits=(RateLimit(tier="tape", traffic="write", bytes_per_s=1e9),)),
+            "no tier is named 'tape'",
+        ),
+        (
+            StoreConfig(
+                host_bytes=2**20,
+                tiers=(memory(),),
+                limits=(RateLimit(tier="memory", traffic="write", bytes_per_s=0.0),),
+            ),
+            "must be above 0 bytes a second",
+        ),
         (StoreConfig(host_bytes=2**20, tiers=(memory(), memory())), "two tiers are named 'memory'"),
         (StoreConfig(host_bytes=2**20, tiers=(memory("host"),)), "two tiers are named 'host'"),
         (StoreConfig(host_bytes=2**20, host_eviction=Named(kind="random")), "no 'random' among the policies"),

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from forebay.costs import ChannelCost, PrefillCost
 from forebay.credits import Depth, Rate
 from forebay.errors import ConfigError
+from forebay.events import ChannelState
 from forebay.fairness import FairSharing, Order, Queue
-from forebay.flow import ChannelState, Flow, FlowOptions
+from forebay.flow import Flow, FlowOptions
 from forebay.types import BlockKey, Channel, Job, JobId, JobKind, JobResult, Outcome, Slot, Traffic
 
 MB = 1_000_000

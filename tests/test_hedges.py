@@ -9,8 +9,8 @@ import pytest
 from engine_world import PROMPT, SECOND_NS, World, make_world
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
-from forebay.events import Overdue
-from forebay.flow import ChannelState, FlowOptions
+from forebay.events import ChannelState, Overdue
+from forebay.flow import FlowOptions
 from forebay.testing.schedule import BLOCK_BYTES, Chances, Schedule, truth
 from forebay.types import Job, JobKind, Loaded, Traffic
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+
 import pytest
 
 from engine_world import PROMPT, SECOND_NS, World, make_world
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
-from forebay.events import PrefetchEnded, PrefetchFate, Reason
+from forebay.events import FlowState, PrefetchEnded, PrefetchFate, Reason
 from forebay.flow import FlowOptions
+from forebay.journal import encode
 from forebay.keys import block_keys
-from forebay.testing.schedule import NAMESPACE
+from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE
 from forebay.types import JobKind, Loaded, Request, Traffic
 
 
@@ -146,3 +150,29 @@ def test_a_limit_needs_a_tier_that_exists() -> None:
     world = make_world()
     with pytest.raises(ConfigError, match="no tier is named 'dsik'"):
         world.engine.limit_rate("dsik", Traffic.DEMAND, 1e9)
+
+
+def test_the_shares_the_queue_and_the_limits_are_told_while_anything_moves() -> None:
+    world = make_world(options=EngineOptions(batch_blocks=4, flow=FlowOptions(first_depth_blocks=4, state_every_s=0.5)))
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    world.events.clear()
+    world.executor._cost_ns = lambda job: 200_000_000
+    world.engine.limit_rate("disk", Traffic.WRITE, 1e6)
+    plan = world.plan("r", PROMPT)
+    world.engine.start_load(plan, world.lend(0, 40))
+    world.run_until(world.executor.now_ns() + 60 * SECOND_NS)
+    states = [event for event in world.events if isinstance(event, FlowState)]
+    assert 6 <= len(states) <= 9, "two a second while it loads, and none afterwards"
+    assert all(later.at_ns - state.at_ns >= SECOND_NS // 2 for state, later in pairwise(states))
+    (first, limited), (channel,) = states[0].traffic, states[0].channels
+    assert (first.tier, first.traffic) == ("disk", Traffic.DEMAND)
+    assert (first.in_flight_blocks, first.waiting_blocks) == (channel.in_flight_blocks, channel.waiting_blocks)
+    assert first.in_flight_blocks == 4
+    assert first.waiting_blocks >= 20
+    assert states[0].waiting_loads == 1
+    assert (limited.traffic, limited.limit_bytes_per_s) == (Traffic.WRITE, 1e6)
+    moved = sum(view.moved_bytes for state in states for view in state.traffic if view.traffic is Traffic.DEMAND)
+    assert 20 * BLOCK_BYTES <= moved <= 40 * BLOCK_BYTES
+    for state in states:
+        assert json.loads(encode(state))["traffic"][-1]["traffic"] in ("demand", "write")

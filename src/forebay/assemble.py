@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from forebay.journal import Journal, JournalOptions
 from forebay.keys import namespace_key
 from forebay.ports import AdmissionPolicy, DevicePort, EvictionPolicy, Executor, Tier
 from forebay.stage import Policies
-from forebay.types import HOST, Namespace
+from forebay.types import HOST, Namespace, Traffic
 from forebay.workloads import Workload
 
 
@@ -41,6 +41,15 @@ class TierConfig(Named, frozen=True, forbid_unknown_fields=True, kw_only=True):
     eviction: Named = Named(kind="prefix_aware")
 
 
+class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one kind of traffic of a tier may take. `Engine.limit_rate` changes it while running."""
+
+    tier: str
+    """By its name."""
+    traffic: Literal["demand", "prefetch", "write"]
+    bytes_per_s: float
+
+
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole store. From TOML by `read_config`, or from the embedded default by `embedded`."""
 
@@ -52,6 +61,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     threads_per_lane: int = 2
     """Jobs at a time for each kind of work on each tier."""
     engine: EngineOptions = EngineOptions()
+    limits: tuple[RateLimit, ...] = ()
     events: JournalOptions | None = None
     """Where to write what happens, for `forebay explain` and others; None: nowhere."""
 
@@ -144,7 +154,7 @@ def _engine_over(
         if tier.spec.quota_bytes is not None
     }
     admission: AdmissionPolicy = _build("policies", config.admission)
-    return Engine(
+    engine = Engine(
         pool=pool,
         tiers=tiers,
         policies=Policies(eviction, admission, ours),
@@ -155,6 +165,9 @@ def _engine_over(
         block_tokens=block_tokens,
         at_close=at_close,
     )
+    for limit in config.limits:
+        engine.limit_rate(limit.tier, Traffic[limit.traffic.upper()], limit.bytes_per_s)
+    return engine
 
 
 def open_tiers(config: StoreConfig, namespace: Namespace) -> Mapping[str, Tier]:

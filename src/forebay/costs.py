@@ -113,7 +113,7 @@ class ChannelCost:
         if not self._fit.observations:
             return None
         a_byte_ns = self._fit.coefficients()[1]
-        return 1e9 / a_byte_ns if a_byte_ns > 0 else None
+        return float(1e9 / a_byte_ns) if a_byte_ns > 0 else None
 
     def read_ns(self, moved_bytes: int) -> int | None:
         """From idle; None before the first observation."""

@@ -17,8 +17,8 @@ import msgspec
 
 from forebay.choice import ChoiceOptions, Chooser, Prefix, check_choice_options
 from forebay.errors import ConfigError, InvariantBroken
-from forebay.events import ChoiceReason, Chosen, EventSink, Planned, Reason
-from forebay.flow import ChannelView, FlowOptions, check_flow_options
+from forebay.events import ChannelView, ChoiceReason, Chosen, EventSink, FlowState, Planned, Reason
+from forebay.flow import FlowOptions, check_flow_options
 from forebay.hostpool import HostPool
 from forebay.loads import LoadLimits, Loads
 from forebay.planner import IsOpen, known_prefix, source_of
@@ -176,6 +176,7 @@ class Engine:
             if tier not in tiers:
                 raise ConfigError(f"load_or_compute: no tier is named {tier!r}: there are {', '.join(tiers)}")
             self._flow.assume(tier, bytes_per_s, self._stage.specs[tier].read_latency_ns)
+        self._state_every_ns, self._state_due_ns = int(options.flow.state_every_s * 1e9), 0
         self._load_deadline_ns = int(options.load_deadline_s * 1e9)
         self._shared = tuple(name for name in self._stage.order if self._stage.specs[name].shared)
         self._probe_deadline_ns = int(options.probe_deadline_s * 1e9)
@@ -450,11 +451,21 @@ class Engine:
             self._loads.abandon_fills(copy_out)
         self._loads.advance()
         self._stores.advance()
+        self._tell_state()
         ended = self._loads.take_ended()
         if self._chooser is not None:
             for loaded in ended:
                 self._chooser.loaded(loaded.request_id, loaded.blocks, self.now_ns())
         return ended
+
+    def _tell_state(self) -> None:
+        now_ns = self.now_ns()
+        if now_ns < self._state_due_ns:
+            return
+        traffic = tuple(self._flow.traffic(self._stores.queued_blocks()))
+        if any(view.moved_bytes or view.in_flight_blocks or view.waiting_blocks for view in traffic):
+            self._state_due_ns = now_ns + self._state_every_ns
+            self._stage.emit(FlowState(now_ns, len(self._flow.queue.in_order()), self.channels(), traffic))
 
     def wait(self, until_ns: int) -> None:
         """Block until `poll` may have something to say, or the clock reaches `until_ns`. Changes nothing."""

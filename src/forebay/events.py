@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forebay.types import Job, JobKind, Outcome
+from forebay.types import Channel, Job, JobKind, Outcome, Traffic
 
 
 class Reason(Enum):
@@ -158,7 +158,55 @@ class Chosen:
     """Until the accelerator is through with what it was left before."""
 
 
-Event = Chosen | Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | PrefetchEnded
+class ChannelState(Enum):
+    """OPEN --a job is late--> CLOSED --retry_s--> TRYING --a read ends in time--> OPEN, or else CLOSED for longer."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    TRYING = "trying"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """What an operator sees of a channel, one place of one tier that reads go to."""
+
+    channel: Channel
+    state: ChannelState
+    depth_blocks: int
+    in_flight_blocks: int
+    waiting_blocks: int
+    bytes_per_s: float | None
+    """As measured while it was busy; None before the first job."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficView:
+    """How one kind of traffic of a tier stands."""
+
+    tier: str
+    traffic: Traffic
+    waiting_blocks: int
+    in_flight_blocks: int
+    moved_bytes: int
+    """Since the event before."""
+    limit_bytes_per_s: float | None
+    """As set by an operator; None: none."""
+    share_bytes_per_s: float | None
+    """What it gets at most: prefetches always, writes while demand waits. None: all, or nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowState:
+    """The shares and the queue, every `state_every_s` while anything moves."""
+
+    at_ns: int
+    waiting_loads: int
+    """Loads and prefetches that have blocks to be granted."""
+    channels: tuple[ChannelView, ...]
+    traffic: tuple[TrafficView, ...]
+
+
+Event = Chosen | Planned | JobEnded | LoadEnded | Dropped | Refused | Overdue | PrefetchEnded | FlowState
 EventSink = Callable[[Event], None]
 
 

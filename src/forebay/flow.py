@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 import msgspec
 
 from forebay.costs import ChannelCost
 from forebay.credits import Depth, Rate
 from forebay.errors import ConfigError
+from forebay.events import ChannelState, ChannelView, TrafficView
 from forebay.fairness import Order, Queue
 from forebay.types import Channel, Job, JobId, JobResult, Outcome, Traffic
 
@@ -42,6 +42,8 @@ class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Share of a tier's bandwidth that writes keep while demand waits there. Without demand they have all of it."""
     retry_s: float = 1.0
     """How long a channel that let a read hang is left alone before one block is tried; doubles up to a minute."""
+    state_every_s: float = 1.0
+    """How often an event says how the shares and the queue stand, while anything moves."""
 
 
 def check_flow_options(options: FlowOptions) -> None:
@@ -53,16 +55,10 @@ def check_flow_options(options: FlowOptions) -> None:
     for name in ("prefetch_share", "write_share"):
         if not 0 < getattr(options, name) <= 1:
             raise ConfigError(f"flow: {name} must be above 0 and at most 1, not {getattr(options, name)}")
-    if not (math.isfinite(options.retry_s) and options.retry_s > 0):
-        raise ConfigError(f"flow: retry_s must be a number of seconds above 0, not {options.retry_s}")
-
-
-class ChannelState(Enum):
-    """OPEN --a job is late--> CLOSED --retry_s--> TRYING --a read ends in time--> OPEN, or else CLOSED for longer."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    TRYING = "trying"
+    for name in ("retry_s", "state_every_s"):
+        seconds = getattr(options, name)
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"flow: {name} must be a number of seconds above 0, not {seconds}")
 
 
 class _Gate:
@@ -143,19 +139,6 @@ class Grant:
         return self.is_idle or 2 * self.blocks >= min(batch_blocks, self.batch_blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelView:
-    """What an operator sees of a channel."""
-
-    channel: Channel
-    state: ChannelState
-    depth_blocks: int
-    in_flight_blocks: int
-    waiting_blocks: int
-    bytes_per_s: float | None
-    """As measured while it was busy; None before the first job."""
-
-
 class Flow:
     """All channels and the queue before them."""
 
@@ -169,6 +152,8 @@ class Flow:
         self._late: set[JobId] = set()
         """Reads and writes that nobody waits for any more and that have not ended."""
         self._assumed: dict[str, _Assumed] = {}
+        self._moved_blocks = Counter[tuple[str, Traffic]]()
+        """Since `traffic` was last asked."""
 
     # --- what is wanted
 
@@ -275,6 +260,7 @@ class Flow:
         gate = self._gate(job)
         is_late = job.job_id in self._late
         self._late.discard(job.job_id)
+        self._moved_blocks[job.tier, job.traffic] += _moved_blocks(result)
         if is_late or gate.state is ChannelState.TRYING:
             gate.reopen()
         if is_late:
@@ -429,6 +415,37 @@ class Flow:
                 channel, lane.gate.state, lane.depth.blocks, lane.in_flight.total(), lane.waiting.total(),
                 lane.cost.bytes_per_s,
             )  # fmt: skip
+
+    def traffic(self, queued_writes: Mapping[str, int]) -> Iterator[TrafficView]:
+        """How the shares stand, by tier and traffic, where there is any or a limit.
+
+        `queued_writes`: blocks that wait to be written, by tier. What has moved counts since the last call.
+        """
+        waiting, in_flight = Counter[tuple[str, Traffic]](), Counter[tuple[str, Traffic]]()
+        for (tier, _), lane in self._lanes.items():
+            for kind in (Traffic.DEMAND, Traffic.PREFETCH):
+                waiting[tier, kind] += lane.waiting[kind]
+                in_flight[tier, kind] += lane.in_flight[kind]
+        for tier, writing in self._writing.items():
+            waiting[tier, Traffic.WRITE] = queued_writes.get(tier, 0)
+            in_flight[tier, Traffic.WRITE] = writing.in_flight_blocks
+        moved, self._moved_blocks = self._moved_blocks, Counter()
+        for place in sorted({*waiting, *self._rates, *moved}, key=lambda place: (place[0], place[1].value)):
+            limit = self._rates.get(place)
+            if waiting[place] or in_flight[place] or moved[place] or limit is not None:
+                yield TrafficView(
+                    *place, waiting[place], in_flight[place], moved[place] * self._block_bytes,
+                    limit.bytes_per_s if limit is not None else None, self._share_bytes_per_s(*place),
+                )  # fmt: skip
+
+    def _share_bytes_per_s(self, tier: str, traffic: Traffic) -> float | None:
+        if traffic is Traffic.WRITE:
+            share = self._writing[tier].share
+            return share.bytes_per_s if share is not None else None
+        if traffic is not Traffic.PREFETCH:
+            return None
+        shares = [lane.share.bytes_per_s for (of, _), lane in self._lanes.items() if of == tier and lane.share]
+        return sum(shares) if shares else None
 
 
 def _moved_blocks(result: JobResult) -> int:

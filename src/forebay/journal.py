@@ -21,7 +21,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.events import Chosen, Event
-from forebay.types import Job
+from forebay.types import Job, Traffic
 
 log = logging.getLogger("forebay.journal")
 
@@ -110,6 +110,8 @@ def _plain(value: Any) -> Any:
                 "job_id": value.job_id, "kind": value.kind.value, "tier": value.tier, "route": value.route,
                 "traffic": value.traffic.name.lower(), "blocks": len(value.keys), "moved_bytes": value.moved_bytes,
             }  # fmt: skip
+        case Traffic():
+            return value.name.lower()
         case Enum():
             return value.value
         case bytes():

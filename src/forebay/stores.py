@@ -289,6 +289,10 @@ class Stores:
         """Writes wait for flow to let them go."""
         return any(self._queues.values())
 
+    def queued_blocks(self) -> dict[str, int]:
+        """Blocks that wait to be written, by tier."""
+        return {tier: len(queue) for tier, queue in self._queues.items()}
+
     def pins(self) -> Counter[tuple[BlockKey, str]]:
         """Every pin that waiting and hung writes hold, to be checked against the index."""
         held = (*self._queues.values(), *(job.keys for job in self._late.values()))
