@@ -30,7 +30,7 @@ def small(text: str, model: Path, pool: Path) -> str:
         "prefix_tokens = 3072, question_tokens = 16, output_tokens = 8": (
             f"prefix_tokens = {PREFIX_TOKENS}, question_tokens = {QUESTION_TOKENS}, output_tokens = {OUTPUT_TOKENS}"
         ),
-        "vocabulary = [0, 8000]": "vocabulary = [0, 500]",
+        "vocabulary = [0, 8000]": "vocabulary = [0, 500]\nsettle_s = 0.5",
         "host_bytes = 25_200_000": f"host_bytes = {HOST_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES}",
         '"75MB/s"': f'"{RATE_BYTES_PER_S // 10**6}MB/s"',
         '"vllm", "serve", "model"': f'"{Path(sys.executable).with_name("vllm")}", "serve", "{model}"',
