@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from vllm_connector_kit import BLOCK_TOKENS, Engine, engine, prompt
 from forebay.connectors.vllm import lookup, setup
 
 pytest.importorskip("vllm")
+prometheus = pytest.importorskip("prometheus_client")
 
 B = BLOCK_TOKENS
 LONG = [prompt(700 + i, 10 * B + 7) for i in range(4)]
@@ -118,3 +121,17 @@ def test_vllm_does_not_reset_what_is_being_stored(running: Engine) -> None:
     running.settle()
     assert running.llm.reset_prefix_cache()
     running.check_at_rest()
+
+
+def test_a_number_that_shrinks_ends_no_server() -> None:
+    """Prometheus raises, and vLLM ends its engine."""
+    from forebay.connectors.vllm.metrics import ForebayMetrics
+
+    registry = prometheus.CollectorRegistry()
+    types = (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
+    kinds = {kind: partial(kind, registry=registry) for kind in types}
+    metrics = ForebayMetrics(SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]})
+    for change in (3, -1, 2):
+        metrics.observe({"hit_blocks": change, "queue|loads": change})
+    assert registry.get_sample_value("vllm:forebay_hit_blocks_total", {"engine": "0"}) == 5
+    assert registry.get_sample_value("vllm:forebay_queue", {"engine": "0", "what": "loads"}) == 2
