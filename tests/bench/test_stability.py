@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from forebay.bench.evidence import Kernel, Medium
 from forebay.bench.files import CannotWrite
+from forebay.bench.gates.gate import Workplace
+from forebay.bench.gates.stability import supervisor
 from forebay.bench.gates.stability.disks import Disks
 from forebay.bench.gates.stability.faults import is_quiet, schedule
 from forebay.bench.gates.stability.findings import Findings
@@ -35,11 +37,13 @@ from forebay.bench.gates.stability.log import (
     Sample,
     Strike,
     WorkerEnded,
+    WorkerStuck,
     read_log,
 )
 from forebay.bench.gates.stability.options import FaultKind, Limits, Options, check_machine, check_options
 from forebay.bench.gates.stability.supervisor import Stopwatch
 from forebay.bench.gates.verdicts import Outcome
+from forebay.bench.progress import Silence
 from forebay.errors import ConfigError
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -111,6 +115,7 @@ def test_a_sound_run_passes_and_nothing_else_does() -> None:
         (sample(60, unsound=("host: 2 pins where 1 are held",)), "unsound_rests"),
         (WorkerEnded(elapsed_s=60, worker=1, incarnation=2, exit_code=-11, was_asked=False), "crashes"),
         (WorkerEnded(elapsed_s=60, worker=1, incarnation=2, exit_code=1, was_asked=True), "crashes"),
+        (WorkerStuck(elapsed_s=60, worker=1, incarnation=2), "crashes"),
         (sample(60, errors={"file read corrupt": 1}), "unexpected_errors"),
         (sample(20, errors={"file ENOSPC": 1}), "unexpected_errors"),
         (sample(68, errors={"file stopped": 1}), "unexpected_errors"),  # a root was lost from 60 to 62 s
@@ -307,6 +312,37 @@ def test_time_in_which_the_gate_stands_still_is_no_load() -> None:
         watch.read_s()
     assert watch.read_s() == 1.0 + 2.0 + 5.0 + 0.5
     assert watch.stood_still_s == 55.0
+
+
+class Undying(subprocess.Popen[bytes]):
+    """As one that waits in a system call of a dead device."""
+
+    def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize("says_that_it_ends", [False, True])
+def test_a_killed_worker_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says_that_it_ends: bool
+) -> None:
+    """Whether its output is closed already or not."""
+    monkeypatch.setattr(supervisor, "_DIES_WITHIN_S", 0.01)
+    monkeypatch.setattr(supervisor, "_WAKE_S", 0.001)
+    work = Workplace(directory=tmp_path, run_name="it", progress=Silence(), kernel=Kernel())
+    it = supervisor.Supervisor(DAY, work)
+    it._log = Log(tmp_path / "log")
+    process = Undying(["sleep", "600"])
+    try:
+        it._running[1] = supervisor._Running(1, 7, process)
+        if says_that_it_ends:
+            it._heard.put(supervisor._Heard(7, None))
+        it._kill(1)
+        assert it._running == {}, "and no other one is started in its place: nothing can pass any more"
+        assert it._findings.lost_cause == "crashes: 1 is not equal to 0"
+    finally:
+        subprocess.Popen.kill(process)
+        process.wait()
+        it._log.close()
+    assert list(read_log(tmp_path / "log")) == [WorkerStuck(elapsed_s=0.0, worker=1, incarnation=7)]
 
 
 def test_a_log_goes_on_after_a_torn_line(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from forebay.bench.gates.stability.log import (
     Sample,
     Strike,
     WorkerEnded,
+    WorkerStuck,
 )
 from forebay.bench.gates.stability.options import BLOCK_TOKENS, FaultKind, Options
 from forebay.bench.gates.verdicts import Bound, Check, Outcome, check
@@ -124,6 +125,9 @@ class Findings:
                 self._kills += line.was_asked and line.exit_code < 0
                 if not line.was_asked or line.exit_code > 0:
                     self._crashes.append(f"worker {line.worker} ended with {line.exit_code}")
+            case WorkerStuck():
+                self.incarnations = max(self.incarnations, line.incarnation + 1)
+                self._crashes.append(f"worker {line.worker} was killed and does not end: it waits for a device")
             case Closing():
                 self.closing = line
 
@@ -190,7 +194,8 @@ class Findings:
         yield self._none(
             "unsound_rests", self._unsound_rests if self._rests else None, "count", "; ".join(self._unsound)
         )
-        yield self._none("crashes", len(self._crashes) if self._rests else None, "count", "; ".join(self._crashes[:3]))
+        crashes = len(self._crashes) if self._rests or self._crashes else None
+        yield self._none("crashes", crashes, "count", "; ".join(self._crashes[:3]))
         words = ", ".join(f"{kind}: {count}" for kind, count in sorted(self._unexpected.items()))
         yield self._none("unexpected_errors", self._unexpected.total() if self._rests else None, "count", words)
         yield check("rss_growth", _most(self._rss), Bound.AT_MOST, limits.rss_growth_bytes, "bytes")

@@ -100,6 +100,14 @@ class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """To end, or killed by the gate."""
 
 
+class WorkerStuck(msgspec.Struct, frozen=True, kw_only=True, tag="stuck"):
+    """It was killed, and has not ended."""
+
+    elapsed_s: float
+    worker: int
+    incarnation: int
+
+
 class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
     """All workers have ended, and the pool was opened once more."""
 
@@ -112,7 +120,7 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True, tag="closing"):
     """That a worker once had, and that are still there."""
 
 
-Line: TypeAlias = Resumed | Sample | Look | Strike | GateError | WorkerEnded | Closing
+Line: TypeAlias = Resumed | Sample | Look | Strike | GateError | WorkerEnded | WorkerStuck | Closing
 
 
 class Log:

@@ -34,6 +34,7 @@ from forebay.bench.gates.stability.log import (
     Sample,
     Strike,
     WorkerEnded,
+    WorkerStuck,
     read_log,
 )
 from forebay.bench.gates.stability.options import FaultKind, Options, check_machine
@@ -49,6 +50,8 @@ PROGRESS_STEPS = 20
 _WAKE_S = 0.2
 _ENDS_WITHIN_S = 150.0
 """Of a worker that was asked to: longer than its longest rest."""
+_DIES_WITHIN_S = 60.0
+"""Of one that was killed: a system call that a dead device never answers outlives any signal."""
 _STARTS_WITHIN_S = 300.0
 _LONGEST_GAP_S = 5.0
 """Between two looks at the clock, that counts: far longer than it takes to come by again."""
@@ -67,7 +70,6 @@ class _Running:
     worker: int
     incarnation: int
     process: subprocess.Popen[bytes]
-    listener: threading.Thread
     was_asked: bool = False
 
 
@@ -233,7 +235,11 @@ class Supervisor:
                 )
             )  # fmt: skip
             return
-        exit_code = running.process.wait()
+        try:
+            exit_code = running.process.wait(_DIES_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._give_up(running)
+            return
         del self._running[running.worker]
         self._add(
             WorkerEnded(
@@ -270,9 +276,8 @@ class Supervisor:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 start_new_session=True,  # an interrupt from the keyboard is the supervisor's
             )  # fmt: skip
-        listener = threading.Thread(target=self._hear_all, args=(incarnation, process), daemon=True)
-        self._running[worker] = _Running(worker, incarnation, process, listener)
-        listener.start()
+        self._running[worker] = _Running(worker, incarnation, process)
+        threading.Thread(target=self._hear_all, args=(incarnation, process), daemon=True).start()
         _say(process, msgspec.json.encode(orders) + b"\n")
 
     def _hear_all(self, incarnation: int, process: subprocess.Popen[bytes]) -> None:
@@ -292,9 +297,24 @@ class Supervisor:
         while self._running:
             self._listen(_WAKE_S)
             if time.monotonic() > gives_up_s:
-                for running in self._running.values():
+                for running in tuple(self._running.values()):
                     running.was_asked = False
                     running.process.kill()
+                    self._await_end(running)
+
+    def _await_end(self, running: _Running) -> bool:
+        """Of one that was killed: hear all that it said. False if it does not end: then it is given up."""
+        gives_up_s = time.monotonic() + _DIES_WITHIN_S
+        while self._running.get(running.worker) is running:
+            if time.monotonic() > gives_up_s:
+                self._give_up(running)
+            else:
+                self._listen(_WAKE_S)
+        return running.process.returncode is not None
+
+    def _give_up(self, running: _Running) -> None:
+        del self._running[running.worker]
+        self._add(WorkerStuck(elapsed_s=self._elapsed_s, worker=running.worker, incarnation=running.incarnation))
 
     # --- faults
 
@@ -322,10 +342,8 @@ class Supervisor:
         if running is not None:
             running.was_asked = True
             running.process.kill()
-            running.listener.join()
-            while worker in self._running:
-                self._listen(_WAKE_S)
-            self._start(worker)
+            if self._await_end(running):
+                self._start(worker)
 
     def _end_fault(self, fault: Fault) -> None:
         match fault.kind:
