@@ -1,5 +1,6 @@
 /* Preloaded into a process: before the n-th of the system calls with which the compiled kernel writes, once armed, the
- * process dies, or the call fails. Most are known by the descriptors: those of files that were made without a name. */
+ * process dies, or the call fails. Most are known by the descriptors: those of files that were made without a name.
+ * The same for those with which it reads, armed apart; a read may also come short. Python calls others (open64, ...). */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,6 +25,26 @@ void steps_arm(long calls, int error)
 
 long steps_left(void) { return atomic_load(&left); }
 
+static atomic_long reads_left = -1;
+static int read_failure; /* SHORT: move less than was asked for */
+enum { SHORT = -1 };
+
+void steps_arm_reads(long calls, int error)
+{
+    read_failure = error;
+    atomic_store(&reads_left, calls);
+}
+
+long steps_reads_left(void) { return atomic_load(&reads_left); }
+
+static int strikes_read(void)
+{
+    if (atomic_load(&reads_left) <= 0 || atomic_fetch_sub(&reads_left, 1) != 1)
+        return 0;
+    errno = read_failure;
+    return 1;
+}
+
 static int strikes(void)
 {
     if (atomic_load(&left) <= 0 || atomic_fetch_sub(&left, 1) != 1)
@@ -43,7 +64,9 @@ int open(const char *path, int flags, ...)
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
     va_end(rest);
     const int is_unnamed = (flags & O_TMPFILE) == O_TMPFILE;
-    const int descriptor = is_unnamed && strikes() ? -1 : REAL(open)(path, flags, mode);
+    const int is_read = (flags & O_ACCMODE) == O_RDONLY && !(flags & O_DIRECTORY);
+    const int is_struck = is_unnamed ? strikes() : is_read && read_failure != SHORT && strikes_read();
+    const int descriptor = is_struck ? -1 : REAL(open)(path, flags, mode);
     if (descriptor >= 0)
         unnamed[descriptor] = (char)is_unnamed;
     return descriptor;
@@ -52,6 +75,16 @@ int open(const char *path, int flags, ...)
 ssize_t pwritev(int descriptor, const struct iovec *parts, int count, off_t at)
 {
     return strikes() ? -1 : REAL(pwritev)(descriptor, parts, count, at);
+}
+
+ssize_t preadv(int descriptor, const struct iovec *parts, int count, off_t at)
+{
+    if (!strikes_read())
+        return REAL(preadv)(descriptor, parts, count, at);
+    if (read_failure != SHORT)
+        return -1;
+    const struct iovec first = {parts[0].iov_base, 4096};
+    return REAL(preadv)(descriptor, &first, 1, at);
 }
 
 int mkdir(const char *path, mode_t mode) { return strikes() ? -1 : REAL(mkdir)(path, mode); }

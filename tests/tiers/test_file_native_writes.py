@@ -196,6 +196,38 @@ def test_any_system_call_of_the_kernel_may_fail(tmp_path: Path) -> None:
     stepping(f"fail_at_each({str(tmp_path)!r})", tmp_path)
 
 
+@needs_kernel
+@needs_compiler
+def test_any_read_of_the_kernel_may_fail_or_come_short(tmp_path: Path) -> None:
+    stepping(f"fail_reads_at_each({str(tmp_path)!r})", tmp_path)
+
+
+def fail_reads_at_each(place: str) -> None:
+    """A read that fails makes the block Python's business, one that is short or interrupted is gone on with."""
+    steps, tier = ctypes.CDLL(None), open_tier(Path(place) / "a", io=Io.NATIVE, reads_in_flight=1, writes_in_flight=1)
+    put(tier, [1, 2], BLOCK_BYTES)
+    short, keys = -1, [key_of(1), key_of(2)]
+    for error in (errno.EIO, errno.EMFILE, errno.EINTR, short):
+        for calls in range(1, 20):
+            open_files, before = len(os.listdir("/proc/self/fd")), tier.reads()
+            views = [slot(BLOCK_BYTES) for _ in keys]
+            steps.steps_arm_reads(calls, error)
+            outcomes = list(tier.read(keys, views))
+            struck = steps.steps_reads_left() == 0
+            steps.steps_arm_reads(-1, 0)
+            assert outcomes == [Outcome.OK] * 2, (error, calls, outcomes)
+            assert [bytes(view[:BLOCK_BYTES]) for view in views] == [payload_of(i, BLOCK_BYTES) for i in (1, 2)]
+            assert len(os.listdir("/proc/self/fd")) == open_files
+            by_python = tier.reads().python_blocks - before.python_blocks
+            assert by_python == (struck and error != short and (error, calls % 2) != (errno.EINTR, 0)), (error, calls)
+            if not struck:
+                break
+        assert not struck
+        assert calls > (2 if error == short else 4)
+    assert tier.describe()[0].events == {}
+    tier.close()
+
+
 def kill_at_each(place: str) -> None:
     """After each death: every block whole or absent, nothing left over, and the catalogue right."""
     steps, root, deaths = ctypes.CDLL(None), Path(place) / "a", 0
