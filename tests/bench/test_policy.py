@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.assemble import Named, open_policy
+from forebay.assemble import Named, StoreConfig, open_policy
 from forebay.bench.policy.bound import most_hits
 from forebay.bench.policy.options import EVICTION, PolicyOptions
 from forebay.bench.policy.picture import render_picture
@@ -142,3 +142,31 @@ def test_a_hostile_name_of_a_trace_stays_text_in_the_picture(tmp_path: Path) -> 
 def test_bad_options_are_refused_before_anything_is_replayed() -> None:
     with pytest.raises(ConfigError, match="no policy to replay"):
         run_bench(PolicyOptions(policies=()), command=(), progress=Silence())
+
+
+def test_the_default_policy_is_the_one_that_wins_in_the_published_tables() -> None:
+    """By the share of the best in its column, over all columns; and on the real trace in every column."""
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    section = page.partition("## Eviction\n")[2].partition("\n## ")[0]
+    tables: list[dict[str, list[float]]] = []
+    is_hit_rates = False
+    for line in section.splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if cells[0].endswith(", blocks held"):
+            tables.append({})
+            is_hit_rates = True
+        elif not line.startswith("|"):
+            is_hit_rates = False
+        elif cells[0].startswith("`") and is_hit_rates:
+            tables[-1][cells[0].strip("`")] = [float(cell) for cell in cells[1:]]
+    assert len(tables) >= 4
+    shares: dict[str, list[float]] = {}
+    for table in tables:
+        best = [max(column) for column in zip(*table.values(), strict=True)]
+        for name, row in table.items():
+            shares.setdefault(name, []).extend(mine / most for mine, most in zip(row, best, strict=True))
+    config = StoreConfig.embedded([Path("pool")], host_bytes=2**30, capacity_bytes=2**30)
+    default = config.tiers[0].eviction.kind
+    assert config.host_eviction.kind == default
+    assert max(shares, key=lambda name: sum(shares[name])) == default
+    assert all(share == 1 for share in shares[default][: len(next(iter(tables[0].values())))])

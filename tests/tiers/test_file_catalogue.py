@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -273,6 +274,23 @@ def test_the_write_budget_is_that_of_all_and_outlives_a_restart(tmp_path: Path) 
     again = open_tier(tmp_path / "a", **options)
     assert again.write_budget_bytes() == 3 * STORED_BYTES
     again.close()
+
+
+def test_of_a_lost_catalogue_the_budget_keeps_what_is_still_there(tmp_path: Path) -> None:
+    root, options = tmp_path / "a", {"write_budget_bytes_per_day": 10 * STORED_BYTES}
+    tier = open_tier(root, **options)
+    put(tier, range(6), BLOCK_BYTES)
+    tier.delete([key_of(0)])
+    yesterday_s = block_file(root, key_of(1)).stat().st_mtime - 86_400
+    os.utime(block_file(root, key_of(1)), (yesterday_s, yesterday_s))
+    tier.close()
+    (root / FILE).unlink()
+    tier = open_tier(root, **options)
+    assert tier.write_budget_bytes() == 6 * STORED_BYTES, "of six, one is gone, and one is of yesterday"
+    put(tier, [7], BLOCK_BYTES)
+    assert tier.write_budget_bytes() == 5 * STORED_BYTES
+    tier.close()
+    assert admin.wear([root], time.time()).written_bytes == STORED_BYTES, "counted anew"
 
 
 def test_a_full_disk_can_be_emptied(tmp_path: Path) -> None:

@@ -167,6 +167,21 @@ def test_nothing_is_said_where_there_is_nothing_to_wonder_about(
     assert lines_at_opening(root, NAMESPACE, caplog) == []  # it has blocks here itself
 
 
+@pytest.mark.parametrize("field", ["shard", "tenant_digest"])
+def test_what_differs_by_design_is_told_to_the_curious(
+    tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wrong salt or shard: no warning, since ranks and tenants share pools, but the field can be found out."""
+    root, there = tmp_path / "pool", other_in(field)
+    store(root, there)
+    with caplog.at_level(logging.INFO, "forebay.tiers.file"):
+        store(root, NAMESPACE)
+        open_for(root, NAMESPACE).close()
+    [line] = [record for record in caplog.records if "differs in" in record.getMessage()]
+    assert line.levelno == logging.INFO
+    assert line.getMessage().endswith(f"{field} ({getattr(there, field)!r} there, {getattr(NAMESPACE, field)!r} here)")
+
+
 @pytest.mark.parametrize("field", ["model", "adapter_digest", "tenant_digest", "weights_digest", "layout"])
 def test_hostile_names_in_a_namespace_neither_leave_the_root_nor_collide(tmp_path: Path, field: str) -> None:
     root = tmp_path / "deep" / "pool"

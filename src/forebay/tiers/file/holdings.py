@@ -242,7 +242,7 @@ class Holdings:
     def carry_over(self, old: Holdings, is_alive: Callable[[int], bool], now_s: int) -> None:
         """What the disk does not tell: who is writing, and what was ever written."""
         self.limits = old.limits
-        self.meter = old.meter if old.meter.since_s else Meter(since_s=now_s)
+        self.meter = old.meter if old.meter.since_s else self._metered_anew(now_s)
         self.writers = {writer: boot for writer, boot in old.writers.items() if is_alive(writer)}
         for number, key, intent in old.intents():
             digest = old.spaces[number].digest
@@ -253,6 +253,12 @@ class Holdings:
                 space = self.spaces[self.numbers[digest]]
                 space.intents[key] = (*space.intents.get(key, ()), intent)
                 space.reserved_bytes += intent.reserved_bytes
+
+    def _metered_anew(self, now_s: int) -> Meter:
+        """When nothing tells what was written: of today at least what is still there, so that no budget begins anew."""
+        today_s = now_s - now_s % DAY_S
+        today_bytes = sum(int(space.lengths_bytes()[space.times_s() >= today_s].sum()) for space in self.spaces)
+        return Meter(since_s=now_s, today_s=today_s, today_bytes=today_bytes)
 
     # --- records out ---------------------------------------------------------------------------
 

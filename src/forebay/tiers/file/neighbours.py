@@ -14,7 +14,7 @@ from forebay.types import Namespace
 log = logging.getLogger("forebay.tiers.file")
 
 _APART_BY_DESIGN = {"shard", "tenant_digest"}
-"""Ranks of one engine and tenants of one pool have namespaces of their own: nothing to wonder about."""
+"""Ranks of one engine and tenants of one pool have namespaces of their own: nothing to warn of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def say_differences(roots: Iterable[Path], namespace_hex: str, namespace: Namesp
     """One line if these roots hold blocks of the same model that this namespace cannot use; which fields part them.
 
     Of several such namespaces the one that differs least is named. A warning while this namespace has no blocks here
-    itself, since somebody may wonder why nothing is found; else for the curious.
+    itself, since somebody may wonder why nothing is found; else for the curious, as when they differ by design alone.
     """
     has_blocks = False
     others: dict[str, Sequence[Difference]] = {}
@@ -50,12 +50,14 @@ def say_differences(roots: Iterable[Path], namespace_hex: str, namespace: Namesp
                 if other is not None and other.model == namespace.model:
                     others[name] = differences(other, namespace)
     parted = {name: found for name, found in others.items() if {item.field for item in found} - _APART_BY_DESIGN}
+    is_by_design = not parted
+    parted = parted or ({} if has_blocks else others)
     if not parted:
         return
     nearest = min(parted, key=lambda name: (len(parted[name]), name))
     words = ", ".join(f"{item.field} ({item.there} there, {item.here} here)" for item in parted[nearest])
     log.log(
-        logging.INFO if has_blocks else logging.WARNING,
+        logging.INFO if has_blocks or is_by_design else logging.WARNING,
         "the pool holds %d other namespaces of model %r whose blocks are not used; the nearest, %s, differs in: %s",
         len(parted), namespace.model, nearest[:16], words,
     )  # fmt: skip
