@@ -51,7 +51,7 @@ class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True,
     config: str = ""
     """A TOML file of a whole store for one part, instead of the three above. `{part}` in it is filled in."""
     shard_kv_heads: int = 0
-    """KV heads in a stored block; 0: all that a rank has. With a number, engines of all tensor-parallel sizes that leave
+    """KV heads in a stored block; 0: all that a rank has. With a number, engines of all tensor-parallel sizes that give
     a rank a multiple of it share one pool, where the KV layout allows; without, each size has its own."""
     stored_tokens: StoredTokens = StoredTokens.ALL
     min_load_tokens: int = 0
