@@ -328,7 +328,7 @@ MUTANTS = (
     ),
     Mutant(
         "refused-opening-keeps-its-roots", "tiers/file/tier.py",
-        "            _close_roots(roots, Patience(options.hang_s))\n",
+        "            close_roots(roots, Patience(options.hang_s))\n",
         "",
         ("tests/tiers/test_file_locked.py",),
     ),

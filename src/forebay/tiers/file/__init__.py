@@ -3,8 +3,9 @@
 from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.directio import DirectMode
 from forebay.tiers.file.fastpath import Io, PathReport
+from forebay.tiers.file.options import Options, RootOptions
 from forebay.tiers.file.root import Durability
-from forebay.tiers.file.tier import FileTier, Options, RootOptions, RootReport, build
+from forebay.tiers.file.tier import FileTier, RootReport, build
 
 __all__ = [
     "DirectMode",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -13,81 +12,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from forebay.errors import ConfigError, TierUnavailable
+from forebay.errors import TierUnavailable
 from forebay.ports import View
 from forebay.tiers.file import layout
-from forebay.tiers.file.blockfile import Verify
 from forebay.tiers.file.catalogue import CatalogueSettings, boot_digest
-from forebay.tiers.file.directio import REAL_CALLS, Calls, DirectMode, IoPath, Scratch
-from forebay.tiers.file.fastpath import Choice, FastPath, Io, PathReport, Way, choose, reading, writing
+from forebay.tiers.file.directio import REAL_CALLS, Calls, IoPath, Scratch
+from forebay.tiers.file.fastpath import FastPath, Io, PathReport, choose
 from forebay.tiers.file.format import Shape
-from forebay.tiers.file.health import HealthLimits, RootState
+from forebay.tiers.file.health import RootState
 from forebay.tiers.file.inventory import inventory
 from forebay.tiers.file.lanes import Batch, Lanes, Patience, Work, carry_out
 from forebay.tiers.file.ledger import Ledger
-from forebay.tiers.file.native import Kernel
 from forebay.tiers.file.neighbours import say_differences
+from forebay.tiers.file.opening import close_roots, fast_reads, fast_writes, open_roots
+from forebay.tiers.file.options import Options, check_options, limits
 from forebay.tiers.file.placement import Home, order
 from forebay.tiers.file.rebuild import log_progress
 from forebay.tiers.file.records import Limit
-from forebay.tiers.file.root import Durability, Root, RootSettings
+from forebay.tiers.file.root import Root, RootSettings
 from forebay.tiers.file.scrub import BackgroundScrub, ScrubLimits
 from forebay.types import BlockKey, Change, Happening, Namespace, Outcome, Stored, StoredRun, TierSpec
 
 log = logging.getLogger("forebay.tiers.file")
 
-_NAME_CHARACTERS = 64
 _MOMENT_NS = 50_000_000
-
-
-class RootOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One directory that holds blocks."""
-
-    path: str
-    """Made if its parent exists. On a mount, name a directory two levels below the mount point: then a disk that is
-    not mounted is an absent root, and not a new one on the disk beneath."""
-    weight: float = 1.0
-    """Share of the blocks, relative to the other roots."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    roots: tuple[RootOptions, ...]
-    capacity_bytes: int
-    """Over all roots and all processes that share them, headers and padding included."""
-    free_floor_bytes: int = 0
-    """Free space that is left to others on each root's disk: below it nothing is written there."""
-    tenant_quota_bytes: int = 0
-    """What the blocks of this store's tenant may occupy of the capacity; 0: all of it."""
-    write_budget_bytes_per_day: int = 0
-    """Over all processes, a day from midnight to midnight (UTC); 0: none. The engine keeps to it."""
-    endurance_bytes: int = 0
-    """Bytes that the drives are rated to take in their life (all roots together), for the report; 0: not known."""
-    name: str = "file"
-    reads_in_flight: int = 8
-    """Blocks that are read at a time, a root."""
-    writes_in_flight: int = 4
-    """Blocks that are written or deleted at a time, a root."""
-    io: Io = Io.AUTO
-    verify: Verify = Verify.PAYLOAD
-    direct: DirectMode = DirectMode.AUTO
-    durability: Durability = Durability.NONE
-    read_latency_ns: int = 150_000
-    """Typical time to the first byte; orders the tiers."""
-    shared: bool = False
-    """Other processes add and remove blocks in the same roots."""
-    failures_in_a_row: int = 5
-    """After so many failed reads a root is stopped, after so many failed writes its writes are."""
-    hang_s: float = 10.0
-    """So is a root with a call in flight for longer than this."""
-    retry_s: float = 5.0
-    """A stopped root is tried again after this time."""
-    scrub_bytes_per_s: float = 0.0
-    """Read every block about once a day in the background to find damage early, at most this fast; 0 does not."""
-    ttl_s: float = 0.0
-    """A block that was written longer ago is missing: a read or the scrub that comes by removes it; 0: none is ever too
-    old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +103,7 @@ class FileTier:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        _check_options(options)
+        check_options(options)
         shape = Shape(namespace_digest, namespace.block_bytes)
         self.spec = TierSpec(
             name=options.name,
@@ -169,7 +117,7 @@ class FileTier:
         self._namespace_hex = namespace_digest.hex()
         settings = RootSettings(
             shape=shape, namespace=namespace, direct=options.direct, verify=options.verify,
-            durability=options.durability, calls=calls, limits=_limits(options), clock_ns=clock_ns,
+            durability=options.durability, calls=calls, limits=limits(options), clock_ns=clock_ns,
             catalogue=_catalogue_settings(options, namespace, calls, now_s), free_floor_bytes=options.free_floor_bytes,
             ttl_s=options.ttl_s,
         )  # fmt: skip
@@ -178,15 +126,15 @@ class FileTier:
         self._closed = False
         self._has_ttl = options.ttl_s > 0
         self._io = choice
-        self._fast_reads = _fast_reads(choice, roots, options, shape)
-        self._fast_writes = _fast_writes(choice, roots, options, shape)
+        self._fast_reads = fast_reads(choice, roots, options, shape)
+        self._fast_writes = fast_writes(choice, roots, options, shape)
         self._clock_ns, self._hang_ns = clock_ns, settings.limits.hang_ns
         try:
-            _open_roots(roots)
+            open_roots(roots)
             say_differences((root.path for root in roots), self._namespace_hex, namespace)
             self._begin(roots, options)
         except BaseException:
-            _close_roots(roots, Patience(options.hang_s))
+            close_roots(roots, Patience(options.hang_s))
             raise
         self._ledger = Ledger(
             roots,
@@ -598,56 +546,6 @@ def _catalogue_settings(
     )
 
 
-def _limits(options: Options) -> HealthLimits:
-    return HealthLimits(
-        failures_in_a_row=options.failures_in_a_row,
-        hang_ns=round(options.hang_s * 1e9),
-        retry_ns=round(options.retry_s * 1e9),
-        read_threads=options.reads_in_flight,
-        write_threads=options.writes_in_flight,
-    )
-
-
-def _open_roots(roots: Sequence[Root]) -> None:
-    """Raises ConfigError when they make no pool; then close them."""
-    for root in roots:
-        root.open()
-    if not any(root.health.is_present for root in roots):
-        reasons = "; ".join(_trouble(root) for root in roots)
-        raise ConfigError(
-            f"no root of the file tier can be used ({reasons}): make the parent directory, mount the disk, or name "
-            "another directory"
-        )
-    known = [root.root_id for root in roots if root.root_id is not None]
-    if len(set(known)) < len(known):
-        raise ConfigError("two roots of the file tier have the same identity: one is a copy, name only one of them")
-
-
-def _close_roots(roots: Sequence[Root], patience: Patience) -> None:
-    """Give back what those that were opened hold: each is a writer as long as its catalogue is open."""
-    patience.outlast([root.close() for root in roots])
-
-
-def _fast_reads(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
-    return _fast_path(choice.reads.kernel, roots, options.reads_in_flight, reading(shape, options.verify))
-
-
-def _fast_writes(choice: Choice, roots: Sequence[Root], options: Options, shape: Shape) -> FastPath | None:
-    return _fast_path(choice.writes.kernel, roots, options.writes_in_flight, writing(shape))
-
-
-def _fast_path(kernel: Kernel | None, roots: Sequence[Root], in_flight: int, way: Way) -> FastPath | None:
-    if kernel is None:
-        return None
-    try:
-        return FastPath(kernel, roots, in_flight, way)
-    except OSError as error:
-        raise ConfigError(
-            f"file tier: {error.strerror}: {os.strerror(error.errno or 0)}; have fewer reads_in_flight and "
-            "writes_in_flight, or raise the limit on processes (ulimit -u)"
-        ) from None
-
-
 def _move(
     path: FastPath | None, homes: Mapping[int, int], keys: Sequence[BlockKey], views: Sequence[View]
 ) -> Sequence[int]:
@@ -660,41 +558,3 @@ def _move(
 
 def _path_report(path: FastPath | None, reason: str) -> PathReport:
     return path.report(reason) if path is not None else PathReport(Io.PYTHON, reason)
-
-
-def _trouble(root: Root) -> str:
-    """Why a root could not be opened, its path included."""
-    marker = str(root.path / layout.MARKER)
-    dangling = os.path.islink(marker) and not os.path.exists(marker)  # noqa: PTH110, PTH114 - whatever the path
-    return f"{marker} is a link to nothing" if dangling else root.trouble
-
-
-def _check_options(options: Options) -> None:
-    if not options.roots:
-        raise ConfigError("the file tier has no roots: name at least one directory")
-    for root in options.roots:
-        if not root.path or "\0" in root.path:
-            raise ConfigError(f"the file tier cannot use {root.path!r} as a root: name a directory")
-    paths = [os.path.realpath(root.path) for root in options.roots]
-    if len(set(paths)) < len(paths):
-        raise ConfigError("the file tier names the same root twice: name each directory once")
-    if not (0 < len(options.name) <= _NAME_CHARACTERS and options.name.isprintable()):
-        raise ConfigError(
-            f"a tier cannot be named {options.name[:_NAME_CHARACTERS]!a}: give it 1 to {_NAME_CHARACTERS} printable "
-            "characters"
-        )
-    for root in options.roots:
-        if not (root.weight > 0 and math.isfinite(root.weight)):
-            raise ConfigError(f"root {root.path}: weight {root.weight} must be a positive number")
-    for name in ("scrub_bytes_per_s", "ttl_s"):
-        if not (getattr(options, name) >= 0 and math.isfinite(getattr(options, name))):
-            raise ConfigError(f"file tier: {name} must be 0 or more, not {getattr(options, name)}")
-    for name in ("hang_s", "retry_s"):
-        if not (getattr(options, name) > 0 and math.isfinite(getattr(options, name))):
-            raise ConfigError(f"file tier: {name} must be a positive number of seconds, not {getattr(options, name)}")
-    for name in ("free_floor_bytes", "tenant_quota_bytes", "write_budget_bytes_per_day", "endurance_bytes"):
-        if getattr(options, name) < 0:
-            raise ConfigError(f"file tier: {name} must be 0 or more, not {getattr(options, name)}")
-    for name in ("capacity_bytes", "reads_in_flight", "writes_in_flight", "failures_in_a_row"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"file tier: {name} must be 1 or more, not {getattr(options, name)}")
