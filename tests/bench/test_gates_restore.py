@@ -109,7 +109,10 @@ def test_g2_wants_rounds_that_repeat() -> None:
     limits = g2_baseline.Limits()
     found = g2_checks(record(), limits)
     assert set(outcomes(found).values()) == {Outcome.PASS}
-    assert {*outcomes(found)} == {"failed_requests", "repeat_drift@4 recompute", "repeat_drift@4 baseline"}
+    assert {*outcomes(found)} == {
+        "failed_requests", "repeat_drift@4 recompute", "repeat_drift@4 baseline", "throughput_drift@4 recompute",
+        "throughput_drift@4 baseline",
+    }  # fmt: skip
 
     def drifted(each: RequestRecord) -> RequestRecord:
         ttft_s = (each.ttft_s or 0) * (1.06 if each.round == 2 else 1.0)
@@ -119,6 +122,12 @@ def test_g2_wants_rounds_that_repeat() -> None:
     [check] = [each for each in drifting if each.name == "repeat_drift@4 baseline"]
     assert check.outcome is Outcome.FAIL
     assert check.measured == pytest.approx(0.06)
+
+    def lasts_longer(each: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(each, ended_s=each.ended_s + (1.0 if each.round == 2 else 0.0))
+
+    slower = outcomes(g2_checks(record(altered(lasts_longer, "baseline")), limits))
+    assert {name for name, outcome in slower.items() if outcome is Outcome.FAIL} == {"throughput_drift@4 baseline"}
     assert worst(g2_checks(record(), g2_baseline.Limits(rounds=4))) is Outcome.INVALID
     assert worst(g2_checks(record([]), limits)) is Outcome.INVALID
     assert worst(g2_checks(record(reasons=["a clock jumped"]), limits)) is Outcome.INVALID

@@ -116,7 +116,9 @@ def test_every_value_that_a_record_can_have_is_translated() -> None:
 def test_every_check_that_a_gate_makes_is_translated() -> None:
     """Names of checks are literals in the gates' modules, up to their `@`."""
     modules = Path(forebay.bench.gates.__file__).parent.rglob("*.py")
-    found = {name for each in modules for name in re.findall(r'(?:check|_none)\(\s*f?"(\w+)[@"]', each.read_text())}
+    found = {
+        name for each in modules for name in re.findall(r'(?:check|_none|judged)\(\s*f?"(\w+)[@"]', each.read_text())
+    }
     assert found >= {"wrong_bytes", "rss_growth", "fault_seen", "repeat_drift", "tokens_equal", "requests"}
     for verb in ("read", "write"):  # these are put together
         found |= {f"{verb}_bandwidth", f"{verb}_latency_p99"}

@@ -6,13 +6,13 @@ It passes when its rounds repeat: what does not repeat without the candidate pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from forebay.bench.gates.restoring import (
     RestoreGate,
-    cells_of,
     check_concurrency,
     doubt,
     failed_requests,
@@ -20,7 +20,7 @@ from forebay.bench.gates.restoring import (
 )
 from forebay.bench.gates.verdicts import Bound, Check, check
 from forebay.bench.restore import audit
-from forebay.bench.restore.metrics import round_p50s
+from forebay.bench.restore.metrics import round_p50s, round_rates
 from forebay.bench.restore.options import Limits as EvidenceLimits
 from forebay.bench.restore.options import RestoreOptions
 from forebay.bench.restore.results import RequestRecord, RestoreRecord, Role
@@ -31,7 +31,8 @@ _ROLES = (Role.RECOMPUTE, Role.BASELINE)
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     repeat_drift: float = 0.05
-    """Of the p50s of TTFT of a group's rounds at one concurrency: the largest over the smallest, less 1."""
+    """Of a group's rounds at one concurrency, of their p50s of TTFT and of their output tokens a second: largest over
+    smallest, less 1."""
     rounds: int = 3
     """At least."""
     concurrency: tuple[int, ...] = ()
@@ -65,34 +66,38 @@ def drifted(requests: Sequence[RequestRecord], restore: RestoreOptions, limits: 
     """Which group's rounds do not repeat already: more of them only add to that. Empty as long as they do."""
     for concurrency in limits.concurrency or restore.concurrency:
         for group in restore.group:
-            mine = [each for each in requests if (each.group, each.concurrency) == (group.name, concurrency)]
-            drift = _drift(round_p50s(mine)) if group.role in _ROLES else None
-            if drift is not None and drift > limits.repeat_drift:
-                return f"rounds of {group.name} at {concurrency} at once differ by {drift:.1%}"
+            for figures in _rounds(requests, group.name, concurrency) if group.role in _ROLES else ():
+                drift = _drift(figures)
+                if drift is not None and drift > limits.repeat_drift:
+                    return f"rounds of {group.name} at {concurrency} at once differ by {drift:.1%}"
     return ""
 
 
-def _drift(p50s_s: Sequence[float]) -> float | None:
+def _rounds(requests: Sequence[RequestRecord], group: str, concurrency: int) -> tuple[tuple[float, ...], ...]:
+    """Of each round its p50 of TTFT, and its output tokens a second."""
+    mine = [each for each in requests if (each.group, each.concurrency) == (group, concurrency) and not each.error]
+    return round_p50s(mine), round_rates(mine)
+
+
+def _drift(figures: Sequence[float]) -> float | None:
     """None where there is nothing to compare."""
-    return max(p50s_s) / min(p50s_s) - 1 if len(p50s_s) > 1 and min(p50s_s) > 0 else None
+    return max(figures) / min(figures) - 1 if len(figures) > 1 and min(figures) > 0 else None
 
 
 def _repeats(record: RestoreRecord, limits: Limits, evidence: EvidenceLimits) -> Iterator[Check]:
-    doubts = doubt(record)
     is_sound = not audit.broken_claims(record.groups, record.requests, record.waves, (), evidence)
+    names = {role: [each.name for each in record.groups if each.role is role] or [role.value] for role in _ROLES}
+
+    def judged(name: str, figures: Sequence[float]) -> Check:
+        drift, few = _drift(figures), ""
+        if drift is None or len(figures) < limits.rounds:
+            few = f"{len(figures)} rounds have a TTFT, {max(2, limits.rounds)} are needed"
+        is_over = drift is not None and drift > limits.repeat_drift and is_sound  # more rounds only add to it
+        invalid = "" if is_over else few or doubt(record)
+        return check(name, drift, Bound.AT_MOST, limits.repeat_drift, "ratio", invalid=invalid)
+
     for concurrency in limits.concurrency or sorted({each.concurrency for each in record.cells}):
-        for role in _ROLES:
-            found = cells_of(record, role, concurrency)
-            for name, p50s_s in [(each.group, each.ttft_p50_of_rounds_s) for each in found] or [(role.value, ())]:
-                drift = _drift(p50s_s)
-                few = "" if drift is not None and len(p50s_s) >= limits.rounds else _few(len(p50s_s), limits)
-                is_over = drift is not None and drift > limits.repeat_drift and is_sound  # more rounds only add to it
-                invalid = "" if is_over else few or doubts
-                yield check(
-                    f"repeat_drift@{concurrency} {name}", drift, Bound.AT_MOST, limits.repeat_drift, "ratio",
-                    invalid=invalid,
-                )  # fmt: skip
-
-
-def _few(rounds: int, limits: Limits) -> str:
-    return f"{rounds} rounds have a TTFT, {max(2, limits.rounds)} are needed"
+        for group in chain(*names.values()):
+            p50s_s, rates = _rounds(record.requests, group, concurrency)
+            yield judged(f"repeat_drift@{concurrency} {group}", p50s_s)
+            yield judged(f"throughput_drift@{concurrency} {group}", rates)

@@ -201,10 +201,20 @@ BOUNDS = {
     Bound.EQUAL: Text("exactly {limit}", "恰为 {limit}"),
 }
 WHERE = Text("{concurrency} at once{group}", "并发 {concurrency}{group}")
-BY_CONCURRENCY = ("ttft_p50_change", "throughput_change", "tokens_equal", "requests", "repeat_drift")
+BY_CONCURRENCY = (
+    "ttft_p50_change",
+    "throughput_change",
+    "tokens_equal",
+    "requests",
+    "repeat_drift",
+    "throughput_drift",
+)
 """Checks that have a concurrency after the `@`, and sometimes a group after that."""
 CHECK_NAMES = {
     "repeat_drift": Text("largest over smallest TTFT p50 of the rounds, less 1", "各轮 TTFT p50 最大与最小之比减 1"),
+    "throughput_drift": Text(
+        "largest over smallest output tokens a second of the rounds, less 1", "各轮每秒输出 token 最大与最小之比减 1"
+    ),
     "ttft_p50_change": Text("change of TTFT p50 against the baseline", "TTFT p50 相对基线的变化"),
     "throughput_change": Text("change of output tokens a second against the baseline", "每秒输出 token 相对基线的变化"),
     "read_bandwidth": Text("raw reads of the device", "设备裸读带宽"),

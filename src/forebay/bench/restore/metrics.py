@@ -108,6 +108,13 @@ def round_p50s(requests: Sequence[RequestRecord]) -> tuple[float, ...]:
     return tuple(float(np.quantile(rounds[number], 0.5)) for number in sorted(rounds))
 
 
+def round_rates(requests: Sequence[RequestRecord]) -> tuple[float, ...]:
+    """Output tokens a second of each round that has any, in order."""
+    return tuple(
+        float(tokens / taken_s) for tokens, taken_s in _tokens_and_times(requests) if tokens > 0 and taken_s > 0
+    )
+
+
 def _throughput(requests: Sequence[RequestRecord], seed: int) -> Spread | None:
     rounds = _tokens_and_times(requests)
     value = _rate(rounds)
