@@ -249,6 +249,23 @@ def test_g3_fails_on_two_equal_roots_and_passes_on_one_throttled_to_65_percent(t
     assert list((tmp_path / "slow/a").iterdir()) == [], "what was made is removed"
 
 
+def test_g2_measures_recomputing_and_a_baseline(tmp_path: Path) -> None:
+    """How far rounds differ on the machine of a test says nothing: the limits are wide."""
+    plan = plan_file(tmp_path, "20MB/s", "20MB/s", kind="g2_baseline", limits="repeat_drift = 1000.0")
+    text = plan.read_text().replace('name = "candidate"\nrole = "candidate"', 'name = "recompute"\nrole = "recompute"')
+    plan.write_text(text.replace(f'roots = ["{tmp_path}/b"]\nlimit = "20MB/s"\n', ""))
+    [result] = run_plan(read_plan(plan), tmp_path / "out").results
+    is_on_disk = not Kernel().medium_of(tmp_path).doubt
+    assert result.outcome is (Outcome.PASS if is_on_disk else Outcome.INVALID), result
+    drifts = [each for each in result.checks if "drift" in each.name]
+    assert [each.name for each in drifts] == [
+        "repeat_drift@5 recompute", "throughput_drift@5 recompute", "repeat_drift@5 baseline",
+        "throughput_drift@5 baseline",
+    ]  # fmt: skip
+    if is_on_disk:
+        assert all(each.measured is not None and each.measured > 0 for each in drifts)
+
+
 def test_wrong_bytes_end_g3_early(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "100MB/s", "100MB/s", target="restore_plants.flipped")
     record = run_plan(read_plan(plan), tmp_path / "out")
