@@ -15,9 +15,12 @@ from click.testing import CliRunner
 
 from forebay.assemble import StoreConfig, open_engine
 from forebay.bench.evidence import Validity
+from forebay.bench.storm import simulate
 from forebay.bench.storm.device import StampDevice
 from forebay.bench.storm.options import StormOptions, check_options, parse_mix, session_blocks
 from forebay.bench.storm.plot import render_plot
+from forebay.bench.storm.published import CELLS, SESSION_BYTES
+from forebay.bench.storm.report import exit_code
 from forebay.bench.storm.results import ORDERED, SHARED, Storm, Wave, percentile, storm_of
 from forebay.bench.storm.run import run_storms, storm_namespace
 from forebay.bench.storm.simulate import MODEL_BLOCK_BYTES, TIER, ModelStorm, model_keys, model_wave, model_world
@@ -30,6 +33,10 @@ from forebay.flow import FlowOptions
 from forebay.keys import block_keys
 from forebay.types import BlockKey, DeviceBlock, JobKind, Request, Traffic
 
+SLOWER_IN_ORDER = [
+    Wave(order=ORDERED, round=1, restored_bytes=100, ttft_s=(2.0,)),
+    Wave(order=SHARED, round=1, restored_bytes=100, ttft_s=(1.0,)),
+]
 BLOCK_BYTES = 2_000_000
 MODEL = ModelStorm(block_bytes=BLOCK_BYTES, bytes_per_s=2e9, latency_ns=2_000_000, host_blocks=512)
 """1 ms a block; 3 blocks in flight saturate it."""
@@ -171,6 +178,7 @@ def test_told_early_enough_a_wave_takes_a_third_of_the_device_at_its_peak() -> N
 
 
 def test_fifty_requests_for_one_prefix_read_each_block_once_and_none_waits_for_the_others() -> None:
+    """Requests, not threads: an engine belongs to one thread, and has no call that many may make at once."""
     prefix = model_keys(1, 64)[0]
     totals = Totals()
     world = model_world(MODEL, [prefix], totals.add)
@@ -301,9 +309,20 @@ def test_a_real_storm_restores_every_byte_in_both_orders_and_leaves_nothing_behi
     assert record.wrong_blocks == 0
     assert not [reason for reason in record.verdict.reasons if "restored" in reason or "asked for" in reason]
     assert list(roots[0].iterdir()) == []
+    met = msgspec.structs.replace(found, missed=())
+    missed = msgspec.structs.replace(found, missed=("p50 is 12.0% lower, not 40%",))
+    for validity, storms, code in (
+        (Validity.VALID, (met, met), 0),
+        (Validity.VALID, (met, missed), 1),
+        (Validity.INVALID, (met,), 3),
+        (Validity.INVALID, (missed,), 3),
+    ):
+        verdict = msgspec.structs.replace(record.verdict, validity=validity)
+        assert exit_code(msgspec.structs.replace(record, verdict=verdict, storms=storms)) == code
 
 
 def test_fifty_requests_for_one_prefix_read_it_once_from_a_real_disk(tmp_path: Path) -> None:
+    """How long it takes is held to a limit under virtual time only: a disk here may be anything."""
     namespace = storm_namespace(2**16)
     config = StoreConfig.embedded([tmp_path / "pool"], host_bytes=2**24, capacity_bytes=2**30)
     keys = block_keys(namespace, list(range(64 * namespace.block_tokens)))
@@ -345,6 +364,9 @@ def test_the_record_compares_round_by_round() -> None:
     assert found.comparison.p50 == pytest.approx(0.5)
     assert found.comparison.p99 == pytest.approx(1.05)
     assert found.missed == ("mean is 22.5% lower, not 40%", "bandwidth is 4.5% lower, not 3% at most")
+    mixed = msgspec.structs.replace(found.comparison, short_mean=0.7, long_mean=0.6)
+    assert "short sessions gain 30.0% and long ones 40.0%: short ones have to gain most" in mixed.missed
+    assert msgspec.structs.replace(mixed, short_mean=0.6).missed == found.missed
     svg = xml.etree.ElementTree.fromstring(render_plot([found], "two <storms>"))
     assert len(svg.findall("{http://www.w3.org/2000/svg}path")) == 4
 
@@ -379,6 +401,30 @@ def test_a_mix_is_short_to_long() -> None:
             parse_mix(text)
     options = StormOptions(roots=(), bytes_per_session=100, block_bytes=1, short_share=0.1)
     assert session_blocks(options, 3) == (100, 10, 100)
+
+
+def test_published_storms_are_simulated_and_their_figures_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = CELLS[3]
+    monkeypatch.setattr(simulate, "CELLS", (cell,))
+    told = ("bench", "storm", "--simulate", "--host-bytes", "4GiB", "--out", str(tmp_path))
+    result = CliRunner().invoke(cli, told, standalone_mode=False)
+    assert result.return_value == 0
+    assert "Published restore storms" in result.stdout
+    (implied,) = json.loads((tmp_path / "storm.json").read_bytes())
+    ordered, shared = implied["storm"]["summaries"]
+    transfer_s = 8 * SESSION_BYTES / cell.medium.bytes_per_s
+    assert shared["p50_s"] == pytest.approx(transfer_s, rel=0.05)
+    assert ordered["p50_s"] == pytest.approx(transfer_s / 2, rel=0.1)
+    assert implied["implied_p50_s"] == pytest.approx(cell.ttft_p50_s * ordered["p50_s"] / shared["p50_s"])
+    assert implied["implied_mean_s"] == pytest.approx(cell.ttft_p50_s * ordered["mean_s"] / shared["mean_s"])
+    worse = simulate.Implied(
+        medium="m", bytes_per_s=1.0, sessions=1, published_p50_s=1.0, implied_p50_s=1.0, implied_mean_s=1.0,
+        storm=storm_of((1,), SLOWER_IN_ORDER),
+    )  # fmt: skip
+    monkeypatch.setattr(simulate, "simulate", lambda host_bytes, progress: (worse,))
+    assert CliRunner().invoke(cli, told, standalone_mode=False).return_value == 1
 
 
 def test_the_command_writes_json_and_a_picture(tmp_path: Path) -> None:

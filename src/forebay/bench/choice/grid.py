@@ -88,7 +88,7 @@ def storm_cells() -> list[Cell]:
 
 
 def source_cells() -> list[Cell]:
-    """Single sessions whose prefix lies partly in DRAM and partly in a tier a tenth as fast: 96 cells."""
+    """Single sessions whose prefix lies partly in DRAM and partly in a tier a tenth as fast: 192 cells."""
     return [
         Cell(
             prefill_tokens_per_s=rate, bytes_per_s=bandwidth, context_tokens=context, sessions=1, slow_share=slow,

@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The goals that were missed, and by how much. Those of the mean and p50 are for sessions of equal length."""
+        """The goals that were missed, and by how much. Of mixed lengths the short ones have to gain most."""
         found = []
         for name, ratio in (("mean", self.mean), ("p50", self.p50)):
             if ratio > 1 - MEAN_GOAL:
@@ -83,6 +83,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"p99 is {self.p99 - 1:.1%} higher, not {P99_GOAL:.0%} at most")
         if self.bytes_per_s < 1 - BANDWIDTH_GOAL:
             found.append(f"bandwidth is {1 - self.bytes_per_s:.1%} lower, not {BANDWIDTH_GOAL:.0%} at most")
+        if self.short_mean is not None and self.long_mean is not None and self.short_mean > self.long_mean:
+            found.append(
+                f"short sessions gain {1 - self.short_mean:.1%} and long ones {1 - self.long_mean:.1%}: short ones "
+                f"have to gain most"
+            )
         return tuple(found)
 
 
