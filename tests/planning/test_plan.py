@@ -176,6 +176,9 @@ def test_a_rack_takes_the_cheapest_that_covers_the_storm_and_lasts() -> None:
     assert rates == sorted(rates)
     assert 0 < rates[0] < rates[-1] <= plan.demand.reuse + 1e-9
     assert "restore: " in plan.hit_rate_basis
+    shares = {each.capacity_bytes: each.token_hit_rate for each in plan.hit_rates}
+    assert plan.volume.total_bytes > 52e12
+    assert shares[30_700_000_000_000] < 0.95 * shares[92_000_000_000_000]  # which holds all of them
     wear = {each.candidate: each for each in plan.wear}
     flash = wear["NVMe-oF, 4 x 100 GbE"]
     assert flash.years == pytest.approx(12 * 28e15 / flash.written_bytes_per_day / 365.25)
@@ -227,6 +230,16 @@ def test_a_sata_drive_takes_the_gain_away() -> None:
     assert "SATA" not in rules(planned())
 
 
+def test_what_a_medium_is_follows_from_its_name_and_what_it_takes_away_from_the_figures() -> None:
+    named = [{"name": "slow", "medium": "sata-ssd"}, {"name": "far", "medium": "4*nvme-gen4@100gbe"}]
+    said = rules(planned(candidates=[*BASE["candidates"], *named], workload={"concurrency": [8]}))
+    assert "slow takes most of the gain away" in said["SATA"]
+    assert "far: check that the ports" in said["check the network"]
+    quick = {"name": "many", "kind": "sata", "read": "13GB/s"}
+    said = rules(planned(candidates=[*BASE["candidates"], quick], workload={"concurrency": [8]}))
+    assert "many leaves most of the gain" in said["SATA"]
+
+
 def test_the_peak_decides_and_the_mean_is_shown_beside_it() -> None:
     plan = planned(workload={"requests_per_s": 0.01, "context_tokens": 60_000})
     assert plan.demand.mean_read_bytes_per_s is not None
@@ -268,6 +281,10 @@ def test_budgets_leave_out_what_does_not_fit_and_say_so() -> None:
     plan = planned(candidates=priced, workload=heavy, budget={"price": 500})
     assert plan.recommended == "one"
     assert any("two: dearer than the budget" in reason for reason in plan.reasons)
+    unpriced = planned(candidates=[priced[0], BASE["candidates"][1]], workload=heavy, budget={"price": 500})
+    assert unpriced.recommended == "one"
+    assert any("two: without a price" in reason for reason in unpriced.reasons)
+    assert not any("for no less" in reason for reason in planned(workload={"context_tokens": 500}).reasons)
     impossible = planned(budget={"ttft_p50_s": 0.001})
     assert any("No candidate that is left avoids this" in reason for reason in impossible.reasons)
 
@@ -323,6 +340,42 @@ def test_a_storm_takes_the_time_of_its_bytes_in_any_order() -> None:
     assert calm.last.ttft_s == pytest.approx([0.2] * 10, rel=0.05)
 
 
+FAR = {"name": "store", "medium": "s3"}
+
+
+def test_a_distant_medium_is_taken_for_what_it_reaches_and_its_latency_counts_once() -> None:
+    plan = planned(candidates=[*BASE["candidates"], FAR], workload={"context_tokens": 15_000})
+    cell, demand = plan.cell("store", 16), plan.demand
+    one_s = 0.1 + plan.volume.block_bytes / 87e6
+    reached = 256 * plan.volume.block_bytes / one_s
+    assert reached < demand.peak_read_bytes_per_s < 100e9
+    assert plan.recommended == "store"
+    assert "is the fastest; nothing here delivers" in plan.reasons[0]
+    assert cell.ttft_p99_s == pytest.approx(16 * plan.volume.session_bytes / reached + one_s, rel=0.1)
+    assert 0.6 < cell.busy_share <= 1.0
+    assert demand.streamed_staging_bytes == 2 * 256 * plan.volume.block_bytes  # all of its reads are needed
+
+
+def test_nothing_slower_than_the_baseline_is_taken_in_its_place() -> None:
+    quick = {**BASE["candidates"][1], "price": 900}
+    slow = {**BASE["candidates"][0], "price": 100}
+    short = {"context_tokens": 500}
+    assert planned(candidates=[quick, slow], workload=short, baseline="one").recommended == "one"
+    plan = planned(candidates=[quick, slow], workload=short, baseline="two")
+    assert plan.recommended == "two"
+    assert any("one: slower than two in a storm" in reason for reason in plan.reasons)
+
+
+def test_staging_grows_with_the_instances_and_is_shown_for_each_rank() -> None:
+    one, two = (
+        planned(fleet={"instances": each, "tensor_parallel": 4}, budget={"dram": "80GB"}).demand for each in (1, 2)
+    )
+    assert two.streamed_staging_bytes == 2 * one.streamed_staging_bytes
+    assert two.streamed_staging_rank_bytes == one.streamed_staging_rank_bytes == one.streamed_staging_bytes / 4
+    assert two.held_staging_rank_bytes == two.held_staging_bytes / 8
+    assert (one.dram_rank_bytes, two.dram_rank_bytes) == (20e9, 10e9)
+
+
 def test_few_reads_in_flight_do_not_reach_a_distant_mediums_ceiling() -> None:
     far = Medium(name="object", bytes_per_s=10e9, latency_s=0.1, in_flight_blocks=8)
     assert far.reached_bytes_per_s(10e6) == pytest.approx(8 * 10e6 / 0.101)
@@ -350,6 +403,10 @@ def test_few_reads_in_flight_do_not_reach_a_distant_mediums_ceiling() -> None:
         ("[budget]", "[budget", "Expected ']'"),
         ('kind = "sata"', 'kind = "tape"', "'tape'"),
         ('kind = "sata"', 'together = ["tape"]', "'tape' is no candidate"),
+        ('kind = "sata"', 'together = ["NVMe, PCIe 4", "NVMe, PCIe 4"]', "names a candidate twice"),
+        ('read = "6.9GB/s"', 'curve = "\\u0000"', "cannot read the curve"),
+        ("requests_per_s = 0.02", "requests_per_s = 1e-300", "workload.requests_per_s"),
+        ("prefill_tokens_per_s = 6000", "prefill_tokens_per_s = 1e-300", "engine.prefill_tokens_per_s"),
         ("reuse = 0.7", 'trace = { kind = "trace", options = { path = "no.jsonl" } }', "cannot read the trace"),
     ],
 )  # fmt: skip
@@ -389,6 +446,8 @@ def test_a_trace_gives_rate_context_and_reuse(tmp_path: Path) -> None:
     assert plan.demand.reuse == pytest.approx(1 - 3 / 22)
     assert plan.volume.session_bytes == 1024 * 327_680
     assert plan.hit_rates[-1].token_hit_rate == pytest.approx(19 / 22)
+    assert plan.hit_rates[-1].capacity_bytes == plan.volume.total_bytes  # the trace stands for all 100 sessions
+    assert "stands for 66.7 times as much" in plan.hit_rate_basis
 
 
 def test_the_command_writes_json_and_a_page_that_hostile_names_cannot_break(tmp_path: Path) -> None:

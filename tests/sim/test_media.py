@@ -92,6 +92,16 @@ def test_a_measured_curve_takes_the_place_of_a_name(tmp_path: Path) -> None:
     assert curve_medium(tmp_path / "curve.json", 64 * 2**20).read_bytes_per_s == 3.5e9
 
 
+def test_a_curve_says_where_the_model_of_it_is_most_off(tmp_path: Path) -> None:
+    points = [
+        {"direction": "reads", "block_bytes": 2**21, "depth": depth, "gb_per_s": rate}
+        for depth, rate in ((1, 1.0), (4, 2.0), (16, 4.0), (64, 3.2))
+    ]
+    medium = curve_medium(curve(tmp_path / "curve.json", points=points), 2**21)
+    assert medium.queue_depth == 16  # the best one: with more in flight it got slower
+    assert "of 4 depths the model is most off at 4 in flight: 4.00 GB/s, measured 2.00 (+100%)" in medium.source
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -62,7 +62,7 @@ def waves(setting: Setting, candidate: str, order: Order) -> dict[int, StormWave
 
 
 def storm_cell(setting: Setting, candidate: CandidatePart, shared: StormWave, ordered: StormWave) -> Cell:
-    medium, concurrency, last_s = setting.media[candidate.name], shared.sessions, max(shared.ttft_s)
+    reached, concurrency, last_s = setting.reached_bytes_per_s(candidate.name), shared.sessions, max(shared.ttft_s)
     measured = next((each for each in candidate.measured if each.concurrency == concurrency), None)
     busy = parse_rate(measured.busy_mean) if measured is not None and measured.busy_mean else None
     return Cell(
@@ -74,10 +74,10 @@ def storm_cell(setting: Setting, candidate: CandidatePart, shared: StormWave, or
         ordered_mean_s=ordered.ttft_mean_s,
         ordered_p99_s=ordered.ttft_at_s(0.99),
         throughput_tok_s=_throughput(setting, concurrency, last_s),
-        busy_share=shared.read_bytes / last_s / medium.bytes_per_s,
+        busy_share=shared.read_bytes / last_s / reached,
         measured_p50_s=measured.ttft_p50_s if measured is not None else None,
         measured_throughput_tok_s=measured.throughput_tok_s if measured is not None else None,
-        measured_busy_share=busy / medium.bytes_per_s if busy is not None else None,
+        measured_busy_share=busy / reached if busy is not None else None,
     )
 
 
@@ -157,7 +157,7 @@ def tie_context_tokens(setting: Setting, concurrency: int) -> int:
     Demand: the bytes of a storm over the time of all that no bandwidth shortens. As long as it is below the ceiling of
     the slower medium, transfers hide behind computing, and a faster one changes little.
     """
-    hidden_bytes = setting.media[setting.file.baseline].bytes_per_s * setting.unshortened_s(concurrency)
+    hidden_bytes = setting.reached_bytes_per_s(setting.file.baseline) * setting.unshortened_s(concurrency)
     low, high = 0, 1 << 24
     while low < high:
         middle = (low + high + 1) // 2
@@ -178,7 +178,7 @@ def steady(setting: Setting, candidate: str) -> Steady | None:
     if rate is None or setting.traffic.reuse == 0:
         return None
     rate *= setting.traffic.reuse
-    reached = setting.media[candidate].reached_bytes_per_s(setting.volume.block_bytes)
+    reached = setting.reached_bytes_per_s(candidate)
     load = rate * setting.volume.restored_bytes / reached
     if load > _MOST_STEADY_LOAD:
         return Steady(candidate=candidate, load_share=load, restore_p50_s=None, restore_p99_s=None)

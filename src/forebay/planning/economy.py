@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forebay.assemble import Named, open_policy
-from forebay.bench.policy.replay import replay
+from forebay.bench.policy.replay import Prompts, replay
 from forebay.planning.options import CandidatePart, bytes_or_none
 from forebay.planning.results import Cost, HitRate, Wear
 from forebay.planning.setting import Setting, capacity_bytes
@@ -33,7 +33,9 @@ def basis(setting: Setting) -> str:
     prompts = setting.traffic.prompts
     if prompts is None:
         return "every session that is kept is equally likely to come back"
-    return f"{prompts.name}: {len(prompts.chains)} requests replayed with {_POLICY}"
+    said = f"{prompts.name}: {len(prompts.chains)} requests replayed with {_POLICY}"
+    times = _whole_bytes(setting) / _trace_bytes(setting, prompts)
+    return said if times == 1 else f"{said}; its KV stands for {times:,.1f} times as much, that of all sessions"
 
 
 def hit_rate(setting: Setting, capacity: int) -> HitRate:
@@ -41,7 +43,7 @@ def hit_rate(setting: Setting, capacity: int) -> HitRate:
     if prompts is None:
         kept = min(1.0, capacity / setting.volume.total_bytes) * setting.traffic.reuse
         return HitRate(capacity_bytes=capacity, token_hit_rate=kept, written_share=1 - kept)
-    blocks = max(1, capacity // _trace_block_bytes(setting))
+    blocks = max(1, int(capacity / _whole_bytes(setting) * prompts.distinct_blocks))
     score = replay(
         prompts, min(blocks, prompts.distinct_blocks), open_policy(Named(kind=_POLICY)),
         open_policy(Named(kind=_ADMISSION)),
@@ -55,17 +57,15 @@ def hit_rate(setting: Setting, capacity: int) -> HitRate:
 
 
 def _whole_bytes(setting: Setting) -> int:
-    prompts = setting.traffic.prompts
-    if prompts is None:
-        return setting.volume.total_bytes
-    return prompts.distinct_blocks * _trace_block_bytes(setting)
+    """All that is to be kept. A trace of fewer sessions than the plan has stands for all of them: what share of its
+    blocks a capacity keeps, it keeps of theirs."""
+    prompts, total = setting.traffic.prompts, setting.volume.total_bytes
+    return total if prompts is None else max(total, _trace_bytes(setting, prompts))
 
 
-def _trace_block_bytes(setting: Setting) -> int:
-    prompts = setting.traffic.prompts
-    assert prompts is not None
+def _trace_bytes(setting: Setting, prompts: Prompts) -> int:
     token_bytes = setting.volume.token_bytes * setting.volume.copies
-    return max(1, round(prompts.block_tokens * token_bytes))
+    return max(1, round(prompts.distinct_blocks * prompts.block_tokens * token_bytes))
 
 
 def wear(setting: Setting, candidate: CandidatePart, hits: Sequence[HitRate]) -> Wear | None:

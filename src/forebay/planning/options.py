@@ -20,7 +20,7 @@ _MOST_FILE_BYTES = 1 << 20
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Positive = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -62,6 +62,11 @@ class FleetPart(_Part, frozen=True, kw_only=True):
     """DRAM of an instance, over its ranks, in which a storm finds what the one before left (`workload.in_a_row`)."""
     cost_per_year: Amount | None = None
     """Of all but the candidates, in the plan's currency."""
+
+    @property
+    def ranks(self) -> int:
+        """Of all instances."""
+        return self.instances * self.tensor_parallel * self.pipeline_parallel
 
 
 class WorkloadPart(_Part, frozen=True, kw_only=True):
@@ -127,6 +132,17 @@ class CandidatePart(_Part, frozen=True, kw_only=True):
     """In place of all above but the name: blocks are spread over these candidates, by their bandwidth."""
     measured: tuple[MeasuredPart, ...] = ()
 
+    @property
+    def is_sata(self) -> bool:
+        """By its kind, or by the name of its medium."""
+        return self.kind is MediumKind.SATA or "sata" in self.medium.partition("@")[0]
+
+    @property
+    def is_remote(self) -> bool:
+        """There is a network before it: by its kind, its link, or the name of its medium."""
+        said = self.kind in (MediumKind.NETWORK, MediumKind.OBJECT) or bool(self.link)
+        return said or "gbe" in self.medium or "s3" in self.medium.partition("@")[0]
+
 
 class BudgetPart(_Part, frozen=True, kw_only=True):
     dram: str = ""
@@ -185,9 +201,8 @@ def check_plan(plan: PlanFile) -> None:
     for candidate in plan.candidates:
         _check_candidate(candidate, {each.name: each for each in plan.candidates})
     fleet = plan.fleet
-    ranks = fleet.instances * fleet.tensor_parallel * fleet.pipeline_parallel
-    if ranks > fleet.gpus:
-        raise ConfigError(f"{ranks} ranks do not fit on {fleet.gpus} GPUs: fewer instances, or less parallelism")
+    if fleet.ranks > fleet.gpus:
+        raise ConfigError(f"{fleet.ranks} ranks do not fit on {fleet.gpus} GPUs: fewer instances, or less parallelism")
     if plan.workload.trace is None and plan.workload.context_tokens is None:
         raise ConfigError("workload: give context_tokens, or a trace to take them from")
     engine = plan.engine
@@ -203,6 +218,8 @@ def check_plan(plan: PlanFile) -> None:
 
 def _check_candidate(candidate: CandidatePart, others: dict[str, CandidatePart]) -> None:
     if candidate.together:
+        if len(set(candidate.together)) < len(candidate.together):
+            raise ConfigError(f"{candidate.name[:40]!a}: together names a candidate twice")
         for name in candidate.together:
             if name not in others or others[name].together:
                 raise ConfigError(f"{candidate.name}: {name[:40]!a} is no candidate with a bandwidth of its own")

@@ -12,7 +12,7 @@ from forebay.bench.progress import Progress, Silence
 from forebay.flow import FlowOptions
 from forebay.planning import cells, economy
 from forebay.planning.cells import SAME_SHARE, Basis
-from forebay.planning.options import CandidatePart, PlanFile
+from forebay.planning.options import CandidatePart, PlanFile, bytes_or_none
 from forebay.planning.results import Cell, Cost, Demand, Plan, Wear
 from forebay.planning.rules import Facts, findings
 from forebay.planning.setting import Setting, capacity_bytes, read_setting
@@ -76,7 +76,9 @@ def _known(found: Iterable[_Known | None]) -> tuple[_Known, ...]:
 
 
 def _demand(setting: Setting) -> Demand:
-    traffic, volume, peak = setting.traffic, setting.volume, setting.storm_sessions
+    traffic, volume, peak, fleet = setting.traffic, setting.volume, setting.storm_sessions, setting.file.fleet
+    instance_sessions, rank_share = -(-peak // fleet.instances), volume.session_rank_bytes / volume.session_bytes
+    streamed_bytes, dram_bytes = _streamed_blocks(setting) * volume.block_bytes, bytes_or_none(setting.file.budget.dram)
     mean = None
     if traffic.requests_per_s is not None:
         mean = traffic.requests_per_s * traffic.reuse * volume.restored_bytes
@@ -87,8 +89,19 @@ def _demand(setting: Setting) -> Demand:
         peak_sessions=peak,
         peak_read_bytes_per_s=cells.demand_bytes_per_s(setting, peak, traffic.context_tokens),
         held_staging_bytes=peak * volume.restored_bytes,
-        streamed_staging_bytes=2 * FlowOptions().first_depth_blocks * volume.block_bytes,
+        held_staging_rank_bytes=round(instance_sessions * volume.restored_bytes * rank_share),
+        streamed_staging_bytes=streamed_bytes,
+        streamed_staging_rank_bytes=round(streamed_bytes / fleet.instances * rank_share),
+        dram_bytes=dram_bytes,
+        dram_rank_bytes=None if dram_bytes is None else dram_bytes // fleet.ranks,
     )
+
+
+def _streamed_blocks(setting: Setting) -> int:
+    """Over the fleet: what each instance begins with, or what keeps the medium busy that needs most; and as many being
+    copied on."""
+    begun = setting.file.fleet.instances * FlowOptions().first_depth_blocks
+    return 2 * max(begun, *(each.busy_blocks(setting.volume.block_bytes) for each in setting.media.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ def _choose(
     storm = {cell.candidate: cell for cell in found if cell.concurrency == setting.storm_sessions}
     fitting, reasons = _fitting(setting, storm, worn)
     peak, by_cost = demand.peak_read_bytes_per_s, {cost.candidate: cost.per_year for cost in costs}
-    alike = [each for each in fitting if setting.media[each.name].bytes_per_s >= peak]
+    alike = [each for each in fitting if setting.reached_bytes_per_s(each.name) >= peak]
     if alike:
         why = f"delivers the {peak / 1e9:.1f} GB/s that the storm asks for"
     else:
@@ -120,7 +133,8 @@ def _choose(
     reasons.append(f"{chosen.name} {why}.")
     if len(alike) > 1:
         names = ", ".join(each.name for each in alike if each is not chosen)
-        reasons.append(f"{names} would do as well, for no less.")
+        priced = all(each.name in by_cost for each in alike)
+        reasons.append(f"{names} would do as well{', for no less' if priced else '; not all prices are given'}.")
     cell, base = storm[chosen.name], storm[setting.file.baseline]
     beside = f", against {base.ttft_p50_s:.1f} s of {base.candidate}" if base is not cell else ""
     reasons.append(
@@ -152,7 +166,9 @@ def _fitting(setting: Setting, storm: dict[str, Cell], worn: Sequence[Wear]) -> 
 
     if budget.price is not None:
         limit = budget.price
-        keep([each for each in fitting if (economy.price(setting, each) or 0.0) <= limit], "dearer than the budget")
+        prices = {each.name: economy.price(setting, each) for each in fitting}
+        keep([each for each in fitting if prices[each.name] is not None], "without a price, and there is a budget")
+        keep([each for each in fitting if (prices[each.name] or 0.0) <= limit], "dearer than the budget")
     if budget.ttft_p50_s is not None:
         limit_s = budget.ttft_p50_s
         slow = f"more than {limit_s:g} s of TTFT p50 at {setting.storm_sessions} sessions, even with ordered flow"
@@ -160,4 +176,9 @@ def _fitting(setting: Setting, storm: dict[str, Cell], worn: Sequence[Wear]) -> 
     short = {each.candidate for each in worn if each.years is not None and each.years < budget.life_years}
     if short:
         keep([each for each in fitting if each.name not in short], f"worn out before {budget.life_years:g} years")
+    base = storm[setting.file.baseline]
+    if any(each.name == base.candidate for each in fitting):
+        most_s = base.ttft_p50_s * (1 + SAME_SHARE)
+        kept = [each for each in fitting if storm[each.name].ttft_p50_s <= most_s]
+        keep(kept, f"slower than {base.candidate} in a storm of {base.concurrency} sessions")
     return fitting, reasons

@@ -109,7 +109,11 @@ def _demand(plan: Plan) -> Grid:
         ("bandwidth, mean", NOTHING if mean is None else f"{mean / 1e9:.2f} GB/s"),
         (f"bandwidth, storm of {demand.peak_sessions}", f"{demand.peak_read_bytes_per_s / 1e9:.2f} GB/s"),
         ("DRAM in flight, whole sessions held", units_text(demand.held_staging_bytes)),
+        ("  of it, in the rank that has most", units_text(demand.held_staging_rank_bytes)),
         ("DRAM in flight, blocks streamed", units_text(demand.streamed_staging_bytes)),
+        ("  of it, in the rank that has most", units_text(demand.streamed_staging_rank_bytes)),
+        ("DRAM of this plan", NOTHING if demand.dram_bytes is None else units_text(demand.dram_bytes)),
+        ("  of it, for each rank", NOTHING if demand.dram_rank_bytes is None else units_text(demand.dram_rank_bytes)),
     )
     return Grid("What it asks for", ("of", "needs"), rows)
 

@@ -39,8 +39,15 @@ class Demand(_Result, frozen=True, kw_only=True):
     """At which the largest storm's transfers take no longer than all that no bandwidth shortens."""
     held_staging_bytes: int
     """DRAM for a storm, where the engine keeps a session's KV there until all of it has come: all bytes in flight."""
+    held_staging_rank_bytes: int
+    """Of it, by the rank that has most, of the instance that has most sessions."""
     streamed_staging_bytes: int
-    """DRAM where blocks stream through: those being read, and as many being copied on."""
+    """DRAM over the fleet where blocks stream through: those being read, and as many being copied on."""
+    streamed_staging_rank_bytes: int
+    """Of it, by the rank that has most."""
+    dram_bytes: int | None
+    """The plan's own, over the fleet; None where it isn't given."""
+    dram_rank_bytes: int | None
 
 
 class Cell(_Result, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forebay.bench.units import bytes_text, parse_bytes
 from forebay.planning.cells import SAME_SHARE, demand_bytes_per_s, tie_context_tokens
-from forebay.planning.options import CandidatePart, MediumKind, rate_or_none
+from forebay.planning.options import CandidatePart, rate_or_none
 from forebay.planning.results import Cell, Demand, Finding, Gain, Recompute, Wear
 from forebay.planning.setting import Setting
 from forebay.sim.sizing import units_text
@@ -15,6 +15,8 @@ from forebay.sim.sizing import units_text
 PUBLISHED = "published measurements on an 8-GPU machine with a 480B model"
 """Storage reports R2 to R4 of "mingxin-kvcache-bench" (Mingxin Technology; result data CC-BY-4.0)."""
 SMALL_CONCURRENCY, FEW_GPUS = 4, 2
+MOST_LEFT = 0.5
+"""Of the time that the fastest medium saves: a medium that saves less takes most of it away."""
 LITTLE_SHARE = 0.2
 """Of throughput: a gain that nobody would call little."""
 
@@ -64,15 +66,16 @@ def small_concurrency(facts: Facts) -> Iterator[Finding]:
 def sata(facts: Facts) -> Iterator[Finding]:
     best = min(facts.cells, key=lambda cell: (-cell.concurrency, cell.best_p50_s))
     for candidate in facts.setting.file.candidates:
-        if candidate.kind is not MediumKind.SATA:
+        if not candidate.is_sata:
             continue
         cell = next(each for each in facts.cells_of(candidate.name) if each.concurrency == best.concurrency)
         computed = next(each for each in facts.recompute if each.concurrency == best.concurrency)
         saved = computed.ttft_p50_s - best.best_p50_s
         left = (computed.ttft_p50_s - cell.best_p50_s) / saved if saved > 0 else 0.0
+        taken = "takes most of the gain away" if left < MOST_LEFT else "leaves most of the gain"
         yield Finding(
             rule="SATA",
-            text=f"{candidate.name} takes most of the gain away: TTFT p50 {cell.best_p50_s:.1f} s at "
+            text=f"{candidate.name} {taken}: TTFT p50 {cell.best_p50_s:.1f} s at "
             f"{best.concurrency} sessions, where {best.candidate} has {best.best_p50_s:.1f} s and recomputing "
             f"{computed.ttft_p50_s:.1f} s. It saves {max(0.0, left):.0%} of what the other does.",
             source="Serial ATA 3 moves 6 Gbit/s with 8b/10b coding: at most 0.6 GB/s, a tenth of one NVMe drive",
@@ -81,20 +84,21 @@ def sata(facts: Facts) -> Iterator[Finding]:
 
 def tie(facts: Facts) -> Iterator[Finding]:
     """Below the ceiling of the baseline the media tie."""
-    setting, base = facts.setting, facts.setting.media[facts.setting.file.baseline]
+    setting, base = facts.setting, facts.setting.file.baseline
+    reached = setting.reached_bytes_per_s(base)
     lengths = {setting.traffic.context_tokens: setting.file.workload.concurrency}
     shorter = setting.file.tie_context_tokens
     if shorter is not None:
         lengths[shorter] = setting.file.workload.concurrency
     for context_tokens, concurrencies in lengths.items():
-        tied = [each for each in concurrencies if demand_bytes_per_s(setting, each, context_tokens) <= base.bytes_per_s]
+        tied = [each for each in concurrencies if demand_bytes_per_s(setting, each, context_tokens) <= reached]
         if tied:
             demand = demand_bytes_per_s(setting, max(tied), context_tokens)
             longest = tie_context_tokens(setting, max(concurrencies))
             yield Finding(
                 rule="tie",
                 text=f"Sessions of {context_tokens:,} tokens: up to a concurrency of {max(tied)} they demand "
-                f"{demand / 1e9:.1f} GB/s, which {base.name} delivers ({base.bytes_per_s / 1e9:.1f} GB/s). "
+                f"{demand / 1e9:.1f} GB/s, which {base} delivers ({reached / 1e9:.1f} GB/s). "
                 "Below that ceiling the media tie in steady work, and a faster one only ends a single storm sooner. At "
                 f"{max(concurrencies)} the tie ends at {longest:,} tokens.",
                 source=f"In the {PUBLISHED} sessions of 8k tokens, which demand about 5.5 GB/s, tied",
@@ -144,7 +148,7 @@ def few_gpus(facts: Facts) -> Iterator[Finding]:
 def network(facts: Facts) -> Iterator[Finding]:
     for candidate in facts.setting.file.candidates:
         link = rate_or_none(candidate.link)
-        if link is None and candidate.kind not in (MediumKind.NETWORK, MediumKind.OBJECT):
+        if not candidate.is_remote:
             continue
         said = "check that the ports, the switch and RDMA deliver what is planned with"
         if link is not None and rate_or_none(candidate.read or "") is not None:
@@ -239,7 +243,17 @@ def wear(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def curves(facts: Facts) -> Iterator[Finding]:
+    for candidate in facts.setting.file.candidates:
+        if candidate.curve:
+            yield Finding(
+                rule="measured curve",
+                text=f"{candidate.name}: {facts.setting.media[candidate.name].source}.",
+                source="The curve gives one read at a time and the best depth; Little's law all between",
+            )
+
+
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     tie, plan_for_peak, gain_grows, ordered_flow, small_concurrency, sata, few_gpus, network, staging, copies, wear,
-    recompute_wins,
+    recompute_wins, curves,
 )  # fmt: skip

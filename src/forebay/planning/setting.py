@@ -71,6 +71,10 @@ class Setting:
     def storm_sessions(self) -> int:
         return max(self.file.workload.concurrency)
 
+    def reached_bytes_per_s(self, candidate: str) -> float:
+        """What a medium delivers of this plan's blocks: its ceiling, or less if too few can be in flight."""
+        return self.media[candidate].reached_bytes_per_s(self.volume.block_bytes)
+
     def restores(self, candidate: str) -> Restores:
         """What a storm on this candidate has to do."""
         kept_bytes = bytes_or_none(self.file.fleet.kept_dram)
@@ -159,6 +163,7 @@ def _medium(candidate: CandidatePart, folder: Path, block_bytes: int) -> Medium:
             bytes_per_s=min(found.read_bytes_per_s, link) if link is not None else found.read_bytes_per_s,
             latency_s=found.latency_ns / 1e9 + alone_s,
             in_flight_blocks=found.queue_depth,
+            source=found.source,
         )
     read = parse_rate(candidate.read)
     return Medium(
@@ -177,6 +182,7 @@ def _spread(candidate: CandidatePart, alone: dict[str, Medium]) -> Medium:
         bytes_per_s=sum(part.bytes_per_s for part in parts),
         latency_s=max(part.latency_s for part in parts),
         in_flight_blocks=sum(part.in_flight_blocks for part in parts),
+        parts=tuple(parts),
     )
 
 

@@ -6,6 +6,7 @@ second; what a real block costs beside its bytes is in the rate that the medium 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,11 +30,26 @@ class Medium:
     """Its ceiling: drives or link, whichever is less."""
     latency_s: float
     in_flight_blocks: int
+    """Most that it takes at a time."""
+    parts: tuple[Medium, ...] = ()
+    """Media that are used together: each reaches what it reaches alone."""
+    source: str = ""
 
     def reached_bytes_per_s(self, block_bytes: float) -> float:
         """With so many blocks in flight and no more, by Little's law."""
-        one_s = self.latency_s + block_bytes / self.bytes_per_s
-        return min(self.bytes_per_s, self.in_flight_blocks * block_bytes / one_s)
+        if self.parts:
+            return sum(part.reached_bytes_per_s(block_bytes) for part in self.parts)
+        return min(self.bytes_per_s, self.in_flight_blocks * block_bytes / self._one_s(block_bytes))
+
+    def busy_blocks(self, block_bytes: float) -> int:
+        """Blocks in flight while it delivers what it reaches, by the same law."""
+        if self.parts:
+            return sum(part.busy_blocks(block_bytes) for part in self.parts)
+        busy = math.ceil(self.reached_bytes_per_s(block_bytes) * self._one_s(block_bytes) / block_bytes)
+        return min(busy, self.in_flight_blocks)
+
+    def _one_s(self, block_bytes: float) -> float:
+        return self.latency_s + block_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +73,8 @@ def storm(restores: Restores, waves: Sequence[int], order: Order, arrivals_s: Se
     """Waves of so many sessions, one after the other, up to each session's first token. Deterministic.
 
     In order, an engine goes on with what has arrived. Where all share the device evenly its steps wait for all that
-    was admitted to them, as those of the engines that share it so do.
+    was admitted to them, as those of the engines that share it so do. The medium's latency is in the rate that it
+    reaches, for all blocks that others hide; the first has it to itself, once.
     """
     blocks = _session_blocks(max(waves), restores.context_tokens)
     block_tokens = restores.context_tokens // blocks
@@ -65,7 +82,7 @@ def storm(restores: Restores, waves: Sequence[int], order: Order, arrivals_s: Se
     reached = restores.medium.reached_bytes_per_s(restores.block_bytes)
     medium = media.Medium(
         name=restores.medium.name, read_bytes_per_s=reached, write_bytes_per_s=reached, stream_bytes_per_s=reached,
-        latency_ns=round(restores.medium.latency_s * 1e9), source="the plan's candidate",
+        latency_ns=0, source="the plan's candidate",
     )  # fmt: skip
     return run_storm(
         StormSpec(
@@ -81,7 +98,7 @@ def storm(restores: Restores, waves: Sequence[int], order: Order, arrivals_s: Se
             reads_in_flight=_READS_IN_FLIGHT,
             order=order,
             hosting=Hosting.BLOCKING if order is Order.INTERLEAVED else Hosting.OVERLAPPED,
-            setup_s=restores.setup_s,
+            setup_s=restores.setup_s + restores.medium.latency_s,
             arrivals_s=tuple(arrivals_s),
         )
     )

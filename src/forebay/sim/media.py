@@ -2,8 +2,9 @@
 
     4*nvme-gen4@100gbe@pcie4x16      four drives as one, behind a 100 GbE port, behind 16 lanes of PCIe 4
 
-A name is drives and then links. The slowest part decides the bandwidth, and latencies add up. Every figure here is a
-nominal one with its source; a curve measured by `forebay bench io --export` takes the place of a name (`curve_medium`).
+A name is drives and then links. The slowest part decides the bandwidth, and latencies add up. Bandwidths are
+nominal and have their source; what a data sheet doesn't say (latencies, what one read at a time gets) is assumed, and
+said to be so. A curve measured by `forebay bench io --export` takes the place of a name (`curve_medium`).
 """
 
 from __future__ import annotations
@@ -74,29 +75,30 @@ _DRIVES = {
     for medium in (
         Medium(
             name="nvme-gen3", read_bytes_per_s=3.2e9, write_bytes_per_s=2.0e9, latency_ns=90_000,
-            stream_bytes_per_s=1.7e9, source="Samsung PM983 data sheet: 3,200 / 2,000 MB/s",
+            stream_bytes_per_s=1.7e9, source="Samsung PM983 data sheet: 3,200 / 2,000 MB/s; latency, stream assumed",
         ),
         Medium(
             name="nvme-gen4", read_bytes_per_s=6.9e9, write_bytes_per_s=4.1e9, latency_ns=80_000,
-            stream_bytes_per_s=2.5e9, source="Samsung PM9A3 data sheet: 6,900 / 4,100 MB/s",
+            stream_bytes_per_s=2.5e9, source="Samsung PM9A3 data sheet: 6,900 / 4,100 MB/s; latency, stream assumed",
         ),
         Medium(
             name="nvme-gen5", read_bytes_per_s=14.0e9, write_bytes_per_s=7.1e9, latency_ns=70_000,
-            stream_bytes_per_s=3.5e9, source="Samsung PM1743 data sheet: 14,000 / 7,100 MB/s",
+            stream_bytes_per_s=3.5e9, source="Samsung PM1743 data sheet: 14,000 / 7,100 MB/s; latency, stream assumed",
         ),
         Medium(
             name="sata-ssd", read_bytes_per_s=0.55e9, write_bytes_per_s=0.52e9, latency_ns=150_000,
             stream_bytes_per_s=0.5e9, queue_depth=32,
-            source="Samsung PM893 data sheet: 550 / 520 MB/s; a SATA queue has 32 entries",
+            source="Samsung PM893 data sheet: 550 / 520 MB/s; a SATA queue has 32 entries; latency and stream assumed",
         ),
         Medium(
             name="dram", read_bytes_per_s=102e9, write_bytes_per_s=102e9, latency_ns=1_000, stream_bytes_per_s=13e9,
-            source="8 channels of DDR4-3200, each byte read and written once; 13 GB/s a copying thread (measured)",
+            source="8 channels of DDR4-3200, bytes read and written once; 13 GB/s a copying thread, latency assumed",
         ),
         Medium(
             name="s3", read_bytes_per_s=100e9, write_bytes_per_s=100e9, latency_ns=100_000_000,
             stream_bytes_per_s=87e6,
-            source="Amazon S3 performance guidelines: 100-200 ms to the first byte, 85-90 MB/s a request",
+            source="Amazon S3 performance guidelines: 100-200 ms to the first byte, 85-90 MB/s a request; 100 GB/s "
+            "in all and 256 requests at a time assumed",
         ),
     )
 }  # fmt: skip
@@ -181,29 +183,43 @@ class _Curve(msgspec.Struct, frozen=True):
 def curve_medium(path: Path, block_bytes: int) -> Medium:
     """The medium of a curve that `forebay bench io --export` has measured, at the nearest block size in it.
 
-    One read at a time gives the stream's rate, the best depth the bandwidth; depths between follow from Little's law.
+    One read at a time gives the stream's rate, the best depth the bandwidth, and it works on no more than that at a
+    time; depths between follow from Little's law. `source` says at which measured depth that is off most, and by how
+    much: also where a device gets slower with more in flight than at its best.
     Raises ConfigError for a file that is none, or has no reads.
     """
     try:
-        curve = msgspec.json.decode(path.read_bytes(), type=_Curve)
-    except OSError as error:
-        raise ConfigError(f"cannot read the curve {path}: {error.strerror}") from None
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the curve {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        curve = msgspec.json.decode(content, type=_Curve)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no curve of 'forebay bench io --export': {error}") from None
     reads = _nearest([point for point in curve.points if point.direction == "reads"], block_bytes)
     writes = _nearest([point for point in curve.points if point.direction == "writes"], block_bytes)
     if not reads:
         raise ConfigError(f"{path} has no reads: measure with 'forebay bench io --export', reads included")
-    best = max(point.gb_per_s for point in reads) * 1e9
-    shallow = min(reads, key=lambda point: point.depth)
+    deep = max(reads, key=lambda point: (point.gb_per_s, -point.depth))
+    shallow, best = min(reads, key=lambda point: point.depth), deep.gb_per_s * 1e9
+    stream = min(best, shallow.gb_per_s * 1e9 / shallow.depth)
+    off = max(reads, key=lambda point: abs(_modelled(point, stream, best) / point.gb_per_s - 1))
+    modelled = _modelled(off, stream, best)
     return Medium(
         name=f"measured: {curve.device}",
         read_bytes_per_s=best,
         write_bytes_per_s=max((point.gb_per_s for point in writes), default=best / 1e9) * 1e9,
         latency_ns=0,  # the stream's rate has it
-        stream_bytes_per_s=min(best, shallow.gb_per_s * 1e9 / shallow.depth),
-        source=f"measured at blocks of {reads[0].block_bytes} bytes",
+        stream_bytes_per_s=stream,
+        queue_depth=deep.depth,
+        source=f"measured at blocks of {reads[0].block_bytes} bytes; of {len(reads)} depths the model is most off at "
+        f"{off.depth} in flight: {modelled:.2f} GB/s, measured {off.gb_per_s:.2f} ({modelled / off.gb_per_s - 1:+.0%})",
     )
+
+
+def _modelled(point: _Point, stream_bytes_per_s: float, best_bytes_per_s: float) -> float:
+    """GB/s at a point's depth, by Little's law."""
+    return min(best_bytes_per_s, point.depth * stream_bytes_per_s) / 1e9
 
 
 def _nearest(points: list[_Point], block_bytes: int) -> list[_Point]:

@@ -86,8 +86,8 @@ MODELS = (
     _windowed("google/gemma-3-27b-it", _LITGPT, 62, _heads(16, 128), 1024, 6),
     _grouped("mistralai/Mistral-7B-v0.3", _LITGPT, 32, 8, 128),
     _grouped("mistralai/Mistral-Large-Instruct-2407", _LITGPT, 88, 8, 128),
-    _grouped("HuggingFaceTB/SmolLM2-135M", "as in satyasundar/erav3-s13, README.md", 30, 3, 64),
-    _grouped("HuggingFaceTB/SmolLM2-360M-Instruct", "as in JXL884/Entropy-aware-branching, smollm.py", 32, 5, 64),
+    _grouped("HuggingFaceTB/SmolLM2-135M", _LITGPT, 30, 3, 64),
+    _grouped("HuggingFaceTB/SmolLM2-360M-Instruct", _LITGPT, 32, 5, 64),
 )
 
 
