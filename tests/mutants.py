@@ -159,6 +159,12 @@ MUTANTS = (
         ("tests/test_flow.py",),
     ),
     Mutant(
+        "scrub-in-the-way-of-loads", "tiers/file/scrub.py",
+        "while self.demand_waits and waited_s",
+        "while False and waited_s",
+        ("tests/tiers/test_file_scrub.py",),
+    ),
+    Mutant(
         "slots-of-a-hung-write-lent-again", "stores.py",
         "held = (*self._queues.values(), *(job.keys for job in self._late.values()))",
         "held = self._queues.values()",

@@ -14,8 +14,31 @@ from forebay.events import FlowState, PrefetchEnded, PrefetchFate, Reason
 from forebay.flow import FlowOptions
 from forebay.journal import encode
 from forebay.keys import block_keys
+from forebay.ports import Tier
 from forebay.testing.schedule import BLOCK_BYTES, NAMESPACE
 from forebay.types import JobKind, Loaded, Request, Traffic
+
+
+class Scrubber:
+    """A tier that reads of its own accord, and keeps what it is told."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.spec, self.contains, self.write, self.delete = tier.spec, tier.contains, tier.write, tier.delete
+        self.scan, self.close, self.read = tier.scan, tier.close, tier.read
+        self.told: list[bool] = []
+        self.rate, self.moved = 1e6, 0
+
+    def stand_aside(self, demand_waits: bool) -> None:
+        self.told.append(demand_waits)
+
+    def limit_scrub(self, bytes_per_s: float | None) -> None:
+        self.rate = bytes_per_s or 1e6
+
+    def scrub_bytes_per_s(self) -> float:
+        return self.rate
+
+    def scrubbed_bytes(self) -> int:
+        return self.moved
 
 
 def fates(world: World) -> list[tuple[PrefetchFate, int]]:
@@ -176,3 +199,23 @@ def test_the_shares_the_queue_and_the_limits_are_told_while_anything_moves() -> 
     assert 20 * BLOCK_BYTES <= moved <= 40 * BLOCK_BYTES
     for state in states:
         assert json.loads(encode(state))["traffic"][-1]["traffic"] in ("demand", "write")
+
+
+def test_a_scrub_is_told_when_loads_wait_and_has_a_rate_that_can_be_changed() -> None:
+    world = make_world(wrap=Scrubber)
+    world.store(PROMPT)
+    world.engine.drop_host_copies()
+    scrubber = world.engine._stage.tiers["disk"]
+    assert isinstance(scrubber, Scrubber)
+    assert scrubber.told == []
+    world.load("r", PROMPT)
+    assert scrubber.told == [True, False]
+    world.engine.limit_rate("disk", Traffic.SCRUB, 5e6)
+    assert scrubber.rate == 5e6
+    scrubber.moved = 1_000
+    world.run_until(world.executor.now_ns() + 2 * SECOND_NS)
+    views = [view for event in world.events if isinstance(event, FlowState) for view in event.traffic]
+    (scrubbed,) = [view for view in views if view.traffic is Traffic.SCRUB and view.moved_bytes]
+    assert (scrubbed.moved_bytes, scrubbed.limit_bytes_per_s) == (1_000, 5e6)
+    with pytest.raises(ConfigError, match="does not scrub"):
+        make_world().engine.limit_rate("disk", Traffic.SCRUB, 5e6)

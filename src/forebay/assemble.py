@@ -46,7 +46,7 @@ class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     tier: str
     """By its name."""
-    traffic: Literal["demand", "prefetch", "write"]
+    traffic: Literal["demand", "prefetch", "write", "scrub"]
     bytes_per_s: float
 
 

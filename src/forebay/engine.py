@@ -341,10 +341,16 @@ class Engine:
         self._loads.cancel_prefetch(_prefetch_name(request_id))
 
     def limit_rate(self, tier: str, traffic: Traffic, bytes_per_s: float | None) -> None:
-        """Set or lift (None) a limit on one kind of traffic of a tier, at any time. Raises ConfigError."""
+        """Set or lift (None) a limit on one kind of traffic of a tier, at any time. Raises ConfigError.
+
+        A scrub has one always: None stands for that of the tier's options.
+        """
         if tier not in self._stage.tiers:
             raise ConfigError(f"no tier is named {tier!r}: there are {', '.join(self._stage.order)}")
-        self._flow.limit(tier, traffic, bytes_per_s, self.now_ns())
+        if traffic is Traffic.SCRUB:
+            self._stage.limit_scrub(tier, bytes_per_s)
+        else:
+            self._flow.limit(tier, traffic, bytes_per_s, self.now_ns())
 
     def channels(self) -> tuple[ChannelView, ...]:
         """Depth, queue and measured bandwidth of every place that has been read from."""
@@ -462,7 +468,7 @@ class Engine:
         now_ns = self.now_ns()
         if now_ns < self._state_due_ns:
             return
-        traffic = tuple(self._flow.traffic(self._stores.queued_blocks()))
+        traffic = (*self._flow.traffic(self._stores.queued_blocks()), *self._stage.scrubs())
         if any(view.moved_bytes or view.in_flight_blocks or view.waiting_blocks for view in traffic):
             self._state_due_ns = now_ns + self._state_every_ns
             self._stage.emit(FlowState(now_ns, len(self._flow.queue.in_order()), self.channels(), traffic))

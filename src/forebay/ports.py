@@ -93,6 +93,27 @@ class Observed(Protocol):
 
 
 @runtime_checkable
+class Scrubbing(Protocol):
+    """A tier that can read its blocks of its own accord, to find damage before they are wanted."""
+
+    def stand_aside(self, demand_waits: bool) -> None:
+        """Whether loads wait for this tier: meanwhile it should hardly read of its own accord. Never blocks."""
+        ...
+
+    def limit_scrub(self, bytes_per_s: float | None) -> None:
+        """Change its rate, or have it as configured (None). Nothing happens where there is no scrub."""
+        ...
+
+    def scrub_bytes_per_s(self) -> float:
+        """Its rate; 0 for one that does not scrub."""
+        ...
+
+    def scrubbed_bytes(self) -> int:
+        """Read in this way since it was opened."""
+        ...
+
+
+@runtime_checkable
 class Catalogued(Protocol):
     """A tier that can say what it holds a great many blocks at a time."""
 

@@ -6,13 +6,14 @@ Every change to the index that frees or takes a slot, and every job, goes throug
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from forebay.errors import TierUnavailable
-from forebay.events import Dropped, EventSink, JobEnded, Overdue, Reason, Refused
+from forebay.errors import ConfigError, TierUnavailable
+from forebay.events import Dropped, EventSink, JobEnded, Overdue, Reason, Refused, TrafficView
 from forebay.flow import Flow, FlowOptions
 from forebay.hostpool import HostPool
 from forebay.index import BlockIndex
@@ -26,6 +27,7 @@ from forebay.ports import (
     Executor,
     Observed,
     Routed,
+    Scrubbing,
     SeesLookups,
     Tier,
     Watched,
@@ -91,6 +93,10 @@ class Stage:
         self.specs = {name: tier.spec for name, tier in tiers.items()}
         self._routed = {name: tier for name, tier in tiers.items() if isinstance(tier, Routed)}
         self._watched = {name: tier for name, tier in tiers.items() if isinstance(tier, Watched)}
+        self._scrubbing = {name: tier for name, tier in tiers.items() if isinstance(tier, Scrubbing)}
+        self._told_to_wait: set[str] = set()
+        """Tiers that know that loads wait for them."""
+        self._scrubbed_bytes = Counter[str]()
         self.order = by_speed(self.specs.values())
         """Tiers from fast to slow."""
         self.index = BlockIndex((HOST, *tiers))
@@ -147,6 +153,7 @@ class Stage:
                     self.withdraw(change.key, tier, Reason.REMOVED)
                 elif change.kind is ChangeKind.ADDED and self.index.get(change.key, tier) is None:
                     self._adopt(change, tier)
+        self._tell_scrubs()
 
     def _adopt(self, change: Change, tier: str) -> None:
         if tier in self._quotas and not change.is_ours:
@@ -164,6 +171,31 @@ class Stage:
     def usable_slots(self) -> int:
         """Slots that loads may hold at a time, and stores too: each always leaves some to the other."""
         return self.pool.slots - self._reserved_slots - self.pins.blocks(HOST)
+
+    # --- the tiers' own reading
+
+    def _tell_scrubs(self) -> None:
+        for name, tier in self._scrubbing.items():
+            waits = self.flow.demand_waits(name)
+            if waits != (name in self._told_to_wait):
+                tier.stand_aside(waits)
+                (self._told_to_wait.add if waits else self._told_to_wait.discard)(name)
+
+    def limit_scrub(self, tier: str, bytes_per_s: float | None) -> None:
+        """Raises ConfigError for a tier that does not scrub, and unless the rate is positive."""
+        if bytes_per_s is not None and not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
+            raise ConfigError(f"a rate limit must be above 0 bytes a second, not {bytes_per_s}")
+        if tier not in self._scrubbing or not self._scrubbing[tier].scrub_bytes_per_s():
+            raise ConfigError(f"tier {tier!r} does not scrub")
+        self._scrubbing[tier].limit_scrub(bytes_per_s)
+
+    def scrubs(self) -> Iterator[TrafficView]:
+        """How the scrubs stand, since the last call."""
+        for name, tier in self._scrubbing.items():
+            if bytes_per_s := tier.scrub_bytes_per_s():
+                moved = tier.scrubbed_bytes() - self._scrubbed_bytes[name]
+                self._scrubbed_bytes[name] += moved
+                yield TrafficView(name, Traffic.SCRUB, 0, 0, moved, bytes_per_s, None)
 
     # --- what policies learn
 
@@ -270,6 +302,7 @@ class Stage:
         tier = channel.tier
         job = replace(self._new_job(JobKind.READ, tier, keys), route=channel.route, traffic=traffic)
         self.flow.sent(job, self.now_ns())
+        self._tell_scrubs()
         views = [self.pool.view(slot) for slot in job.slots]
         return self._submit(job, partial(_by_key, self.tiers[tier].read, job.keys, views))
 

@@ -197,6 +197,8 @@ class Traffic(Enum):
     """A request waits for it."""
     PREFETCH = 1
     WRITE = 2
+    SCRUB = 3
+    """A tier's own reading, to find damage. No job: the tier does it, and is told when to stand aside."""
 
 
 class Channel(NamedTuple):

@@ -211,6 +211,22 @@ def test_the_background_scrub_paces_itself_and_rests_after_a_pass(root: Path) ->
     run.close()
 
 
+def test_the_background_scrub_stands_aside_for_loads_and_changes_its_rate(root: Path) -> None:
+    run = Background(root)
+    run.let(2)
+    run.scrub.demand_waits = True
+    run.let(203)  # two blocks, and between them a hundred looks at whether loads still wait
+    aside = run.pauses[3:203]
+    assert aside.count(0.1) >= 190
+    assert aside.count(1.0) <= 2
+    run.scrub.demand_waits = False
+    run.scrub.pace.bytes_per_s = 4 * STORED_BYTES
+    run.let(6)
+    assert run.pauses[-4:] == [0.25] * 4
+    assert run.scrub.read_bytes >= 8 * STORED_BYTES
+    run.close()
+
+
 def test_the_background_scrub_goes_on_after_a_restart(root: Path) -> None:
     first = Background(root)
     first.let(7)

@@ -35,6 +35,8 @@ PASS_EVERY_S = 24 * 3600.0
 without end."""
 _KEEP_EVERY_NS = 10 * 10**9
 """From one writing down of the position to the next."""
+_ASIDE_S, _MOST_ASIDE_S = 0.1, 10.0
+"""While loads wait, how often to look whether they still do, and how long a block waits at most."""
 _LOOK_AGAIN_S = 60.0
 """After a round in which there was nothing to do."""
 
@@ -69,14 +71,15 @@ class Pace:
     """Turns bytes moved into times to wait. A pause does not add up to a burst afterwards."""
 
     def __init__(self, bytes_per_s: float, clock_ns: Callable[[], int]) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """May be changed at any time."""
         self._clock_ns = clock_ns
         self._free_at_ns = clock_ns()
 
     def after(self, moved_bytes: int) -> float:
         """Seconds to wait before the next bytes."""
         now_ns = self._clock_ns()
-        self._free_at_ns = max(self._free_at_ns, now_ns) + round(moved_bytes * 1e9 / self._bytes_per_s)
+        self._free_at_ns = max(self._free_at_ns, now_ns) + round(moved_bytes * 1e9 / self.bytes_per_s)
         return (self._free_at_ns - now_ns) / 1e9
 
 
@@ -165,11 +168,14 @@ class BackgroundScrub:
         *,
         removing: Callable[[Path, layout.BlockFile], AbstractContextManager[None]],
     ) -> None:
-        self._roots, self._limits, self._noticed, self._removing = roots, limits, noticed, removing
+        self._roots, self.limits, self._noticed, self._removing = roots, limits, noticed, removing
         self._clock_ns, self._wall_s = clock_ns, wall_s
         self._ended = threading.Event()
         self._pause = pause or self._ended.wait
-        self._pace = Pace(limits.bytes_per_s, clock_ns)
+        self.pace = Pace(limits.bytes_per_s, clock_ns)
+        self.demand_waits = False
+        """Set from elsewhere: loads wait for the disks, and a block is read every few seconds only."""
+        self.read_bytes = 0
         self._thread = threading.Thread(target=self._run, name="forebay-scrub", daemon=True)
         self._thread.start()
 
@@ -189,9 +195,18 @@ class BackgroundScrub:
             if self._pause(_LOOK_AGAIN_S):
                 return
 
+    def _stands_aside(self) -> bool:
+        """Let loads go first; returns whether to stop for good."""
+        waited_s = 0.0
+        while self.demand_waits and waited_s < _MOST_ASIDE_S:
+            if self._pause(_ASIDE_S):
+                return True
+            waited_s += _ASIDE_S
+        return False
+
     def _pass(self, root: Path) -> bool:
         """Whether to stop for good."""
-        with Scrub(root, self._limits.ttl_s, self._wall_s, partial(self._removing, root)) as scrub:
+        with Scrub(root, self.limits.ttl_s, self._wall_s, partial(self._removing, root)) as scrub:
             position = scrub.position
             if not scrub.is_mine or (not position.after and self._wall_s() < position.began_unix_s + PASS_EVERY_S):
                 return False
@@ -205,7 +220,9 @@ class BackgroundScrub:
                 if self._clock_ns() - kept_ns >= _KEEP_EVERY_NS:
                     scrub.keep_position()
                     kept_ns = self._clock_ns()
-                stopped = self._pause(self._pace.after(0 if step.is_expired else step.file.length_bytes))
+                moved_bytes = 0 if step.is_expired else step.file.length_bytes
+                self.read_bytes += moved_bytes
+                stopped = self._pause(self.pace.after(moved_bytes)) or self._stands_aside()
                 if stopped or root not in self._roots():
                     break
             scrub.keep_position()

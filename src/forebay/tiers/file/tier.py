@@ -358,6 +358,24 @@ class FileTier:
         """Who writes blocks here, and how many so far."""
         return _path_report(self._fast_writes, self._io.writes.reason)
 
+    def stand_aside(self, demand_waits: bool) -> None:
+        """A `Scrubbing` tier."""
+        if self._scrub is not None:
+            self._scrub.demand_waits = demand_waits
+
+    def limit_scrub(self, bytes_per_s: float | None) -> None:
+        """A `Scrubbing` tier."""
+        if self._scrub is not None:
+            self._scrub.pace.bytes_per_s = bytes_per_s or self._scrub.limits.bytes_per_s
+
+    def scrub_bytes_per_s(self) -> float:
+        """A `Scrubbing` tier."""
+        return self._scrub.pace.bytes_per_s if self._scrub is not None else 0.0
+
+    def scrubbed_bytes(self) -> int:
+        """A `Scrubbing` tier."""
+        return self._scrub.read_bytes if self._scrub is not None else 0
+
     def _start_scrub(self, options: Options) -> BackgroundScrub | None:
         if not options.scrub_bytes_per_s:
             return None
