@@ -405,6 +405,18 @@ MUTANTS = (
         ("tests/bench/test_gates_restore.py",),
     ),
     Mutant(
+        "gate-compares-tokens-with-the-baseline-only", "bench/gates/g3_main.py",
+        "for other in computed:",
+        "for other in computed[:0]:",
+        ("tests/bench/test_gates_restore.py",),
+    ),
+    Mutant(
+        "gate-ends-when-a-look-fails", "bench/gates/stability/disks.py",
+        "with contextlib.suppress(OSError):  # it has gone, or its device has",
+        "with contextlib.suppress(FileNotFoundError):",
+        ("tests/bench/test_stability.py",),
+    ),
+    Mutant(
         "restore-asks-what-was-not-stored", "bench/restore/sessions.py",
         "known = everywhere if is_shared else held[reader]",
         "known = everywhere",
