@@ -389,7 +389,7 @@ def test_a_channel_that_could_be_tried_is_no_reason_to_wake_up() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=60))
-def test_no_credit_is_lost_whatever_becomes_of_the_jobs(steps: list[tuple[int, int]]) -> None:
+def test_no_credit_is_lost_and_none_held_back_whatever_becomes_of_the_jobs(steps: list[tuple[int, int]]) -> None:
     flow, now_ns, number = make_flow(first_depth_blocks=16, retry_s=0.001), 0, 0
     flow.want(DISK, Traffic.DEMAND, 10_000)
     running: list[Job] = []
@@ -412,6 +412,11 @@ def test_no_credit_is_lost_whatever_becomes_of_the_jobs(steps: list[tuple[int, i
             flow.given_up(late[-1])
         (view,) = flow.channels()
         assert view.in_flight_blocks == sum(len(out.keys) for out in running)
+        granted = flow.grant(DISK, Traffic.DEMAND, now_ns).blocks
+        if view.state is ChannelState.OPEN:  # whatever has happened: what the depth leaves may go
+            assert granted == max(0, view.depth_blocks - view.in_flight_blocks)
+        elif flow.is_open(DISK, now_ns):
+            assert granted == (0 if view.in_flight_blocks else 1)
     now_ns += 1_000 * SECOND_NS
     for out in running + late:
         flow.ended(result(out, 0, now_ns), now_ns)
