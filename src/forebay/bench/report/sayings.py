@@ -183,6 +183,10 @@ _GATES = (
     Text("the fault did not reach the product: nothing is known of it", "故障没有作用到产品：对它一无所知"),
     Text("{count} loads in the first window, {enough} are needed", "首段有 {count} 次加载，需要 {enough} 次"),
     Text("{count} loads in the last window, {enough} are needed", "末段有 {count} 次加载，需要 {enough} 次"),
+    Text(
+        "worker {worker} was killed and does not end: it waits for a device",
+        "工作进程 {worker} 已被杀死却没有结束：它在等待设备",
+    ),
     Text("worker {worker} ended with {code}", "工作进程 {worker} 以 {code} 结束"),
     Text("no rest within {limit} s: {count} loads are open", "{limit} 秒内没有静止：仍有 {count} 次加载未完"),
     Text(
