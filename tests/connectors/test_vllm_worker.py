@@ -24,7 +24,7 @@ from forebay.policies.lru import LRU
 from forebay.ports import AdmissionPolicy
 from forebay.stage import Policies
 from forebay.tiers import memory
-from forebay.types import HOST, BlockKey
+from forebay.types import HOST, BlockKey, JobKind, Outcome
 
 BLOCKS = 40
 ROOT = BlockKey(b"r" * 32)
@@ -131,6 +131,29 @@ def test_a_block_may_be_overwritten_once_it_is_released() -> None:
     worker.engine.drop_host_copies()
     worker.load(Load(1, "r", tuple(NAMES[:10]), tuple(range(20, 30))))
     assert all(torch.equal(worker.block(20 + i), CONTENT[i]) for i in range(10))
+
+
+@pytest.mark.parametrize("revoked", [(), (1,)])
+def test_a_block_is_not_released_while_it_is_being_copied(
+    monkeypatch: pytest.MonkeyPatch, revoked: tuple[int, ...]
+) -> None:
+    worker, go_on = Worker(), threading.Event()
+    device = worker.part._device
+    assert isinstance(device, CpuDevice)
+    sound = device._copy
+
+    def slow(kind: JobKind, slot: int, block: int) -> Outcome:
+        assert go_on.wait(60)
+        return sound(kind, slot, block)
+
+    monkeypatch.setattr(device, "_copy", slow)
+    worker.step(StepPlan(stores=(worker.store(1, 0, 4),)))
+    worker.step(StepPlan(revoked=revoked))
+    for _ in range(10):
+        worker.step()
+    assert not worker.released
+    go_on.set()
+    worker.steps_until(lambda: worker.released == {1})
 
 
 def test_a_revoked_store_finishes_only_what_is_being_copied() -> None:
