@@ -92,8 +92,9 @@ def _repeats(record: RestoreRecord, limits: Limits, evidence: EvidenceLimits) ->
         drift, few = _drift(figures), ""
         if drift is None or len(figures) < limits.rounds:
             few = f"{len(figures)} rounds have a TTFT, {max(2, limits.rounds)} are needed"
-        is_over = drift is not None and drift > limits.repeat_drift and is_sound  # more rounds only add to it
-        invalid = "" if is_over else few or doubt(record)
+        is_over = drift is not None and drift > limits.repeat_drift  # more rounds only add to it
+        doubts = "" if is_over and is_sound else doubt(record)
+        invalid = doubts if is_over else few or doubts
         return check(name, drift, Bound.AT_MOST, limits.repeat_drift, "ratio", invalid=invalid)
 
     for concurrency in limits.concurrency or sorted({each.concurrency for each in record.cells}):
