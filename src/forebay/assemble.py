@@ -205,6 +205,11 @@ def open_target(named: Named, *context: object) -> Any:
     return _build("bench.restore.targets", named, *context)
 
 
+def open_chooser(named: Named) -> Any:
+    """A rule of `connectors.vllm.choosers` by name. Raises ConfigError for unknown names and bad options."""
+    return _build("connectors.vllm.choosers", named)
+
+
 def open_tier(named: Named, namespace: Namespace, namespace_digest: bytes) -> Tier:
     """One tier by name, for a tier around another. Raises ConfigError for unknown names and bad options."""
     tier: Tier = _build("tiers", named, namespace, namespace_digest)

@@ -124,7 +124,7 @@ def test_heads_that_cannot_be_told_apart_or_do_not_divide_are_refused(tmp_path: 
     [
         ("", ""),
         ('mode = "off"', ""),
-        ('mode = "on"', "min_load_tokens"),
+        ('mode = "on"', "set 'load_or_compute'"),
         ("prefill_tokens_per_s = 1000.0", "min_load_tokens"),
     ],
 )

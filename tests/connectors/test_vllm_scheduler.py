@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from forebay.connectors.vllm.adapters import Adapters
+from forebay.connectors.vllm.choosers import Choice, Chooser, Loaded
 from forebay.connectors.vllm.lookup import Answer, Found, Lookup
 from forebay.connectors.vllm.options import ConnectorOptions, StoredTokens
 from forebay.connectors.vllm.scheduler import SchedulerSide
@@ -105,7 +106,7 @@ class KnownAdapters:
 
 
 class World:
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, chooser: Chooser | None = None, **options: Any) -> None:
         self.now_ns = 1
         self.pool, self.adapters, self.device = Pool(), KnownAdapters(), BlockPool()
         self.side = SchedulerSide(
@@ -115,6 +116,7 @@ class World:
             cast("Lookup", self.pool),
             cast("Adapters", self.adapters),
             lambda: self.now_ns,
+            chooser,
         )
         self.side.bind_pool(self.device)
         self._next_block = 1
@@ -323,6 +325,64 @@ def test_short_hits_are_computed_if_the_operator_says_so() -> None:
     assert world.start(request) == 0
     world.pool.held = set(request.block_hashes[:3])
     assert world.side.matched_tokens(request, 0) == 3 * B
+
+
+class Rule:
+    """Loads so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.asked: list[Choice] = []
+        self.told: list[Loaded] = []
+
+    def choose(self, choice: Choice) -> int:
+        self.asked.append(choice)
+        return self.tokens
+
+    def loaded(self, load: Loaded) -> None:
+        self.told.append(load)
+
+
+@pytest.mark.parametrize(("wanted", "loaded"), [(-1, 0), (0, 0), (B - 1, 0), (2 * B + 1, 2 * B), (99 * B, 5 * B)])
+def test_a_rule_says_how_much_of_a_hit_is_loaded(wanted: int, loaded: int) -> None:
+    rule = Rule(wanted)
+    world, request = World(rule), Request("r", 7 * B)
+    world.pool.held = set(request.block_hashes[1:6])
+    assert world.start(request, local_tokens=B) == loaded
+    assert rule.asked == [Choice("r", 7 * B, B, 5 * B, 0)]
+    loads = world.step().loads
+    assert sum(len(load.blocks) for load in loads) * B == loaded
+    world.side.apply(None, (), ["r"])
+    stored = [name for store in world.step(request).stores for name in store.prefix]
+    assert stored == request.block_hashes[1 + loaded // B :], "what is computed is offered to the pool"
+
+
+def test_a_rule_hears_how_long_loads_took_and_what_was_ahead_of_them() -> None:
+    rule = Rule(99 * B)
+    world, first, second, broken = World(rule), Request("a", 4 * B), Request("b", 6 * B), Request("c", 2 * B)
+    for request in (first, second, broken):
+        world.pool.held |= set(request.block_hashes)
+        world.start(request)
+    assert [choice.loading_tokens for choice in rule.asked] == [0, 4 * B, 10 * B]
+    loads = world.step().loads
+    world.now_ns += 3_000_000_000
+    world.side.apply(None, [loads[2].blocks[0]], ["b", "c"])
+    assert rule.told == [Loaded(6 * B, 4 * B, 3.0)], "one that failed says nothing"
+    world.side.finished(first)
+    world.side.apply(None, (), ["a"])
+    assert len(rule.told) == 1, "nor does one that was cancelled"
+
+
+def test_a_rule_that_fails_costs_nothing_but_itself(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Rule):
+        def choose(self, choice: Choice) -> int:
+            raise ZeroDivisionError
+
+    world, request = World(Broken(0)), Request("r", 6 * B)
+    world.pool.held = set(request.block_hashes)
+    assert world.start(request) == 6 * B
+    assert "load_or_compute has failed" in caplog.text
+    world.side.apply(None, (), ["r"])
 
 
 def test_after_a_failed_block_the_rest_is_computed_and_stored_and_the_block_is_in_doubt() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.assemble import StoreConfig
+from forebay.assemble import Named, StoreConfig
 from forebay.engine import EngineOptions
 from forebay.errors import ConfigError
 
@@ -56,6 +56,8 @@ class ConnectorOptions(IdentityOptions, frozen=True, forbid_unknown_fields=True,
     stored_tokens: StoredTokens = StoredTokens.ALL
     min_load_tokens: int = 0
     """Shorter hits are computed instead of loaded."""
+    load_or_compute: Named | None = None
+    """One of `choosers`, which says how much of a longer hit is loaded. None: all of it."""
     lookup_deadline_s: float = 0.25
     """How long a request waits to hear what the pool holds of it, before it goes on with what is known by then."""
     held_share: float = 0.25
@@ -154,6 +156,6 @@ def _check_choice(path: Path, written: Mapping[str, Any]) -> None:
     choice = written.get("engine", {}).get("load_or_compute")
     if choice and choice.get("mode") != "off":
         raise ConfigError(
-            f"{path}: engine.load_or_compute decides nothing under vLLM: leave it away, and set 'min_load_tokens' in "
-            "kv_connector_extra_config to have shorter hits computed"
+            f"{path}: engine.load_or_compute decides nothing under vLLM: leave it away, and set 'load_or_compute' or "
+            "'min_load_tokens' in kv_connector_extra_config"
         )

@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Any
 
 from forebay.connectors.vllm.adapters import Adapters
+from forebay.connectors.vllm.choosers import Choice, Chooser, Loaded
 from forebay.connectors.vllm.lookup import Found, Lookup
 from forebay.connectors.vllm.options import ConnectorOptions, StoredTokens
 from forebay.connectors.vllm.wire import Load, StepPlan, Store, WorkerReport
@@ -93,6 +94,15 @@ class SchedulerCounts:
     """Hits that could not be loaded, and were computed."""
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    load: Load
+    began_ns: int
+    ahead_tokens: int
+    """Of the loads that had not ended when this one began."""
+    failed: bool = False
+
+
 class SchedulerSide:
     """Called on the scheduler's thread. `request` is vLLM's Request, `pool` its BlockPool."""
 
@@ -104,15 +114,17 @@ class SchedulerSide:
         lookup: Lookup,
         adapters: Adapters,
         clock: Callable[[], int] = time.monotonic_ns,
+        chooser: Chooser | None = None,
     ) -> None:
         self._options, self._block_tokens, self._parts, self._clock = options, block_tokens, parts, clock
+        self._chooser = chooser
         self._lookup, self._adapters = lookup, adapters
         self._pool: Any = None
         self._epoch = b""
         """Set by `forget`: from then on this engine's blocks are its own, under names that nobody else has."""
         self._last_number = 0
         self._tracked: dict[str, _Tracked] = {}
-        self._loading: dict[str, Load] = {}
+        self._loading: dict[str, _UnderWay] = {}
         """By request, also those whose request has gone."""
         self._held: dict[int, _Held] = {}
         self._revoked: dict[bytes, None] = {}
@@ -162,8 +174,29 @@ class SchedulerSide:
             return None
         if answer.found is Found.MISSING:
             tracked.absent_from = start + answer.held_blocks
-        tokens = answer.held_blocks * self._block_tokens
-        return tokens if tokens >= self._options.min_load_tokens else 0
+        return self._chosen(request, start, answer.held_blocks)
+
+    def _chosen(self, request: Any, start: int, held_blocks: int) -> int:
+        """How many of the tokens in held blocks, which follow block `start`, are loaded."""
+        tokens = held_blocks * self._block_tokens
+        if tokens == 0 or tokens < self._options.min_load_tokens:
+            return 0
+        if self._chooser is None:
+            return tokens
+        choice = Choice(
+            request.request_id, request.num_prompt_tokens, start * self._block_tokens, tokens, self._loading_tokens
+        )
+        try:
+            chosen = self._chooser.choose(choice)
+        except Exception:
+            log.exception("load_or_compute has failed: everything is loaded from now on")
+            self._chooser = None
+            return tokens
+        return min(max(chosen, 0), tokens) // self._block_tokens * self._block_tokens
+
+    @property
+    def _loading_tokens(self) -> int:
+        return sum(len(each.load.blocks) for each in self._loading.values()) * self._block_tokens
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """vLLM has decided, and allocated blocks: what `matched_tokens` said is now loaded, or computed."""
@@ -180,7 +213,7 @@ class SchedulerSide:
         names = _names(tracked, start, start + count)
         load = Load(self._last_number, request.request_id, names, tuple(block_ids[start : start + count]))
         tracked.load, tracked.offered = load, start + count
-        self._loading[request.request_id] = load
+        self._loading[request.request_id] = _UnderWay(load, self._clock(), self._loading_tokens)
         self._loads.append(load)
         self._lookup.drop(request.request_id)
         self.counts.hit_blocks += count
@@ -223,10 +256,10 @@ class SchedulerSide:
         if report is not None:
             self._release(report)
         invalid = set(invalid_blocks)
-        for request_id, load in self._loading.items() if invalid else ():
-            self._failed(request_id, load, invalid)
+        for request_id, under_way in self._loading.items() if invalid else ():
+            under_way.failed |= self._failed(request_id, under_way.load, invalid)
         for request_id in ended_loads:
-            self._loading.pop(request_id, None)
+            self._tell_chooser(self._loading.pop(request_id, None))
             if request_id in self._tracked:
                 self._tracked[request_id].load = None
 
@@ -342,17 +375,29 @@ class SchedulerSide:
                 del self._held[number]
                 self._pool.free_blocks(reversed(held.blocks))  # tails go first, as everywhere
 
-    def _failed(self, request_id: str, load: Load, invalid: set[int]) -> None:
-        """vLLM recomputes from the first failed block on: from there on this request's blocks are stored again."""
+    def _tell_chooser(self, ended: _UnderWay | None) -> None:
+        if self._chooser is None or ended is None or ended.failed or ended.load.request_id not in self._tracked:
+            return  # a load that failed or was cancelled says nothing of how long loads take
+        tokens, took_s = len(ended.load.blocks) * self._block_tokens, (self._clock() - ended.began_ns) / 1e9
+        try:
+            self._chooser.loaded(Loaded(tokens, ended.ahead_tokens, took_s))
+        except Exception:
+            log.exception("load_or_compute has failed: everything is loaded from now on")
+            self._chooser = None
+
+    def _failed(self, request_id: str, load: Load, invalid: set[int]) -> bool:
+        """Whether a block of this load has. vLLM recomputes from the first failed one on: from there on the request's
+        blocks are stored again."""
         position = next((i for i, block in enumerate(load.blocks) if block in invalid), None)
         if position is None:
-            return
+            return False
         self.counts.failed_blocks += len(load.blocks) - position
         self._lookup.doubt(load.prefix[position])
         tracked = self._tracked.get(request_id)
         if tracked is not None:
             tracked.may_load = False
             tracked.offered = min(tracked.offered, tracked.asked_from + position)
+        return True
 
     # --- the whole
 

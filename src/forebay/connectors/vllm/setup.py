@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.assemble import StoreConfig, open_engine, open_tiers
+from forebay.assemble import StoreConfig, open_chooser, open_engine, open_tiers
 from forebay.connectors.vllm.adapters import Adapters
 from forebay.connectors.vllm.counts import Changes, flat
 from forebay.connectors.vllm.device import KvDevice, KvPages, open_device
@@ -171,7 +171,8 @@ class SchedulerStack:
         self._lookup = Lookup(shards, options.lookup_deadline_s)
         self._changes = Changes()
         self._told_queue: dict[str, int] = {}
-        self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup, Adapters())
+        chooser = open_chooser(options.load_or_compute) if options.load_or_compute else None
+        self.side = SchedulerSide(options, block_tokens, len(stored), self._lookup, Adapters(), chooser=chooser)
 
     def take_numbers(self) -> dict[str, Any]:
         """What has changed since the last call, for `ForebayStats`."""
