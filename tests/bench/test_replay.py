@@ -92,6 +92,8 @@ def test_the_page_is_whole_and_foreign_text_is_harmless(trace: Path) -> None:
     assert "<script" not in page
     assert "\x1b" not in page
     assert page.count("<svg") == 5
+    assert "The 48 instances are one that prefills 48 times as fast" in page
+    assert "instances are one" not in render_page(msgspec.structs.replace(record, accelerators=1))
     assert "http:" not in page
     assert "https:" not in page
 

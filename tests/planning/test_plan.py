@@ -323,6 +323,21 @@ def test_an_engine_is_given_by_figures_or_by_a_profile_and_not_by_both() -> None
             check_plan(msgspec.convert({**BASE, "engine": engine}, PlanFile))
 
 
+def test_a_measured_profile_takes_the_place_of_a_plans_engine(tmp_path: Path) -> None:
+    profile = {"ranks": 1, "kv_bytes_per_token": 131072, "token_s": 1.0, "step_s": 0.01}
+    lines = [f"{name} = {value}" for name, value in profile.items()]
+    text = "\n".join((*lines, "half_speed_tokens = inf", "kv_bytes_per_s = inf", 'name = "slow"', 'source = "a test"'))
+    (tmp_path / "slow.toml").write_text(text)
+    (tmp_path / "plan.toml").write_text(EDGE.read_text())
+    arguments = [str(tmp_path / "plan.toml"), "--json", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli, ["plan", *arguments, "--profile", str(tmp_path / "slow.toml")])
+    assert result.exit_code == 0, result.output
+    plan = msgspec.json.decode(result.stdout, type=Plan)
+    assert plan.recompute[0].ttft_p50_s == pytest.approx(8016)
+    assert run_cli(["plan", *arguments, "--profile", "none.toml"]) == 2
+    assert run_cli(["plan", *arguments, "--profile", "none"]) == 2
+
+
 # ---- storms and files
 
 

@@ -128,3 +128,30 @@ def test_prefill_grows_with_context_and_decode_with_the_batch(name: str) -> None
     assert profile.prefill_s(2048, 0) < mixed < profile.prefill_s(2048, 0) + profile.decode_s(4, 30_000)
     with pytest.raises(ConfigError):
         profile_named(name + "x")
+
+
+PROFILE = """
+name = "mine"
+ranks = 2
+kv_bytes_per_token = 131072
+token_s = 2e-4
+half_speed_tokens = inf
+step_s = 0.02
+kv_bytes_per_s = 1e12
+source = "measured here"
+"""
+
+
+def test_a_measured_profile_is_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(PROFILE)
+    assert profile_named("mine.toml", tmp_path).prefill_s(1000, 5000) == pytest.approx(0.2)
+    for old, new, said in (
+        ("ranks = 2", "ranks = 0", "ranks"), ("ranks = 2", "", "ranks"), ("ranks = 2", "ranks = 2\nfast = 1", "'fast'"),
+        ("2e-4", "nan", "token_s"), ("ranks = 2", "ranks = ", "line 3"), ("= inf", "= 0", "half_speed"),
+    ):  # fmt: skip
+        (tmp_path / "bad.toml").write_text(PROFILE.replace(old, new))
+        with pytest.raises(ConfigError, match=said):
+            profile_named("bad.toml", tmp_path)
+    for name in ("none.toml", "\0.toml"):
+        with pytest.raises(ConfigError, match="cannot read the profile"):
+            profile_named(name, tmp_path)

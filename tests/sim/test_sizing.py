@@ -35,6 +35,50 @@ CODER, DEEPSEEK, OSS = (
 )
 
 
+LAYERS: dict[str, tuple[int, Layer]] = {
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": (62, FullAttention(8, 128, 128)),
+    "Qwen/Qwen3-VL-235B-A22B-Thinking": (94, FullAttention(4, 128, 128)),
+    "Qwen/Qwen3-235B-A22B": (94, FullAttention(4, 128, 128)),
+    "Qwen/Qwen3-Next-80B-A3B-Thinking": (48, FullAttention(2, 256, 256)),
+    "Qwen/Qwen2.5-7B": (28, FullAttention(4, 128, 128)),
+    "Qwen/Qwen2.5-14B": (48, FullAttention(8, 128, 128)),
+    "Qwen/Qwen2.5-32B": (64, FullAttention(8, 128, 128)),
+    "Qwen/Qwen2.5-72B": (80, FullAttention(8, 128, 128)),
+    "meta-llama/Meta-Llama-3-8B": (32, FullAttention(8, 128, 128)),
+    "meta-llama/Llama-3.3-70B-Instruct": (80, FullAttention(8, 128, 128)),
+    "deepseek-ai/DeepSeek-V3": (61, LatentAttention(512, 64)),
+    "moonshotai/Kimi-K2-Instruct": (61, LatentAttention(512, 64)),
+    "openai/gpt-oss-120b": (36, FullAttention(8, 64, 64)),
+    "openai/gpt-oss-20b": (24, FullAttention(8, 64, 64)),
+    "google/gemma-3-1b-it": (26, FullAttention(1, 256, 256)),
+    "google/gemma-3-4b-it": (34, FullAttention(4, 256, 256)),
+    "google/gemma-3-12b-it": (48, FullAttention(8, 256, 256)),
+    "google/gemma-3-27b-it": (62, FullAttention(16, 128, 128)),
+    "mistralai/Mistral-7B-v0.3": (32, FullAttention(8, 128, 128)),
+    "mistralai/Mistral-Large-Instruct-2407": (88, FullAttention(8, 128, 128)),
+    "HuggingFaceTB/SmolLM2-135M": (30, FullAttention(3, 64, 64)),
+    "HuggingFaceTB/SmolLM2-360M-Instruct": (32, FullAttention(5, 64, 64)),
+}
+"""By each model's config.json: its layers, and the kind of those that look back all the way."""
+WINDOWS = {"openai/gpt-oss": (128, 2), "google/gemma-3-1b": (512, 6), "google/gemma-3-": (1024, 6)}
+"""Tokens that the other layers look back, and every which one looks back all the way; the first that fits counts."""
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_every_model_of_the_table_has_the_layers_of_its_config(model: KvModel) -> None:
+    layers, whole = LAYERS[model.name]
+    assert len(model.layers) == layers
+    window = next((each for name, each in WINDOWS.items() if model.name.startswith(name)), None)
+    for at, layer in enumerate(model.layers, start=1):
+        if "Qwen3-Next" in model.name and at % 4:
+            assert isinstance(layer, LinearAttention)
+        elif window is not None and at % window[1]:
+            assert isinstance(whole, FullAttention)
+            assert layer == SlidingAttention(whole, window[0])
+        else:
+            assert layer == whole
+
+
 @pytest.mark.parametrize(
     ("name", "token_bytes"),
     [
@@ -223,8 +267,8 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
         read_model(tmp_path / "absent.json")
 
 
-def test_every_model_of_the_table_has_a_source_and_a_name_of_its_own() -> None:
-    assert all("config.json" in model.source for model in MODELS)
+def test_every_model_of_the_table_has_a_name_of_its_own() -> None:
+    assert len(MODELS) == len(LAYERS)
     assert len({model.name.lower() for model in MODELS}) == len(MODELS)
     with pytest.raises(ConfigError, match="Mistral-7B"):
         find_model("gpt-9")

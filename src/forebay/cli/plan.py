@@ -8,7 +8,7 @@ import click
 
 from forebay.cli.output import foreign, tables
 from forebay.cli.progress import show_progress, terminable
-from forebay.planning.options import read_plan
+from forebay.planning.options import read_plan, with_profile
 from forebay.planning.plan import make_plan, steps
 from forebay.planning.report import encode_json, print_plan, write_files
 
@@ -22,7 +22,10 @@ from forebay.planning.report import encode_json, print_plan, write_files
     help="Directory for plan.json and plan.html. Default: the current one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON on standard output, and nothing else there.")
-def plan(file: Path, out: Path, as_json: bool) -> int:
+@click.option(
+    "--profile", help="An engine's profile in place of the file's own: a .toml file that was measured, or a name."
+)
+def plan(file: Path, out: Path, as_json: bool, profile: str | None) -> int:
     """Size the storage of a fleet from FILE, a TOML file: model, engine, fleet, workload and candidate media.
 
     KV volume, DRAM, bandwidth, TTFT and throughput of each medium at each concurrency, hit rates, wear, cost, and what
@@ -31,6 +34,8 @@ def plan(file: Path, out: Path, as_json: bool) -> int:
     Exit code: 0; 2 for a bad file.
     """
     options = read_plan(file)
+    if profile is not None:
+        options = with_profile(options, str(Path(profile).absolute()) if profile.endswith(".toml") else profile)
     with terminable(), show_progress(steps(options)) as progress:
         made = make_plan(options, file.parent, progress)
     try:

@@ -40,7 +40,9 @@ class Sizes(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, help="Of the seeded workload.")
 @click.option("--requests", type=int, help="No more than these of the trace.")
-@click.option("--profile", default=_DEFAULTS.profile, show_default=True, help="Model and machine of an instance.")
+@click.option(
+    "--profile", default=_DEFAULTS.profile, show_default=True, help="Of an instance: a name, or a .toml file."
+)
 @click.option("--accelerators", type=int, default=_DEFAULTS.accelerators, show_default=True, help="Instances.")
 @click.option("--pace", type=float, default=_DEFAULTS.pace, show_default=True, help="Times as fast as recorded.")
 @click.option("--dram", "dram_bytes", type=Sizes(), default=_DEFAULTS.dram_bytes, metavar="SIZE[,SIZE]", help="[256GB]")

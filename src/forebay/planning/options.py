@@ -41,7 +41,7 @@ class EnginePart(_Part, frozen=True, kw_only=True):
     """What one instance of the engine takes. Measure it on yours: no figure here is a constant of nature."""
 
     profile: str = ""
-    """One of `forebay.sim.profiles`, in place of the next three; or"""
+    """One of `forebay.sim.profiles`, or a .toml file with the fields of one, in place of the next three; or"""
     prefill_tokens_per_s: Positive | None = None
     decode_step_ms: Amount | None = None
     """Of an output token, with one session under way."""
@@ -189,6 +189,12 @@ def read_plan(path: Path) -> PlanFile:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     check_plan(plan)
     return plan
+
+
+def with_profile(plan: PlanFile, profile: str) -> PlanFile:
+    """The same plan with another engine: a profile's name or file. Its set-up stays."""
+    engine = EnginePart(profile=profile, restore_setup_ms=plan.engine.restore_setup_ms, source=profile)
+    return msgspec.structs.replace(plan, engine=engine)
 
 
 def check_plan(plan: PlanFile) -> None:

@@ -121,15 +121,15 @@ def read_setting(file: PlanFile, folder: Path) -> Setting:
     if volume.restored_bytes == 0:
         raise ConfigError(f"{model.name} has no KV that could be restored")
     return Setting(
-        file, _engine(file, traffic.context_tokens), model, form, volume, traffic,
+        file, _engine(file, folder, traffic.context_tokens), model, form, volume, traffic,
         _media(file, folder, volume.block_bytes),
     )  # fmt: skip
 
 
-def _engine(file: PlanFile, context_tokens: int) -> EngineFigures:
+def _engine(file: PlanFile, folder: Path, context_tokens: int) -> EngineFigures:
     part, setup_s = file.engine, file.engine.restore_setup_ms / 1e3
     if part.profile:
-        profile = profile_named(part.profile)
+        profile = profile_named(part.profile, folder)
         one_s = profile.decode_s(1, context_tokens)
         prefill_s = profile.prefill_s(context_tokens, 0)
         return EngineFigures(

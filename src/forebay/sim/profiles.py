@@ -10,9 +10,19 @@ the model's shape. A decode that rides along with a prefill is one token a step:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
 
 from forebay.errors import ConfigError
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
+_Rate = Annotated[float, msgspec.Meta(ge=1)]
+"""Infinite where there is no such limit."""
+_MOST_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +30,21 @@ class EngineProfile:
     """One instance of an engine: a model on so many ranks."""
 
     name: str
-    ranks: int
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     """Accelerators of the instance."""
-    kv_bytes_per_token: int
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     """Over all ranks."""
-    token_s: float
+    token_s: _Seconds
     """Of prefill, without context."""
-    half_speed_tokens: float
+    half_speed_tokens: _Rate
     """After so much context, a token of prefill takes twice as long."""
-    step_s: float
+    step_s: _Seconds
     """Of a decode step without context: weights, launches, communication."""
-    kv_bytes_per_s: float
+    kv_bytes_per_s: _Rate
     """At which a rank reads KV in a decode step."""
-    chunk_tokens: int = 2048
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 2048
     """Of prefill in one step, at most: vLLM's default of max_num_batched_tokens."""
-    chunk_s: float = 0.0
+    chunk_s: _Seconds = 0.0
     """Of each chunk, however few its tokens: launches, and weights that few tokens do not keep busy."""
     source: str
 
@@ -89,8 +99,31 @@ def profile_names() -> tuple[str, ...]:
     return tuple(_PROFILES)
 
 
-def profile_named(name: str) -> EngineProfile:
-    """Raises ConfigError for a name that is not in the table."""
+def profile_named(name: str, folder: Path = Path()) -> EngineProfile:
+    """One of the table, or that of a `.toml` file, from `folder` on. Raises ConfigError for a name of neither."""
+    if name.endswith(".toml"):
+        return read_profile(folder / name)
     if name not in _PROFILES:
-        raise ConfigError(f"no engine profile is named {name!a}: there are {', '.join(_PROFILES)}")
+        raise ConfigError(
+            f"no engine profile is named {name!a}: there are {', '.join(_PROFILES)}, or give a .toml file"
+        )
     return _PROFILES[name]
+
+
+def read_profile(path: Path) -> EngineProfile:
+    """A measured one: TOML with the fields of `EngineProfile`. Raises ConfigError for anything else."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the profile {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _MOST_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than {_MOST_FILE_BYTES} bytes: is it an engine's profile?")
+    try:
+        found: dict[str, Any] = tomllib.loads(content.decode())
+        unknown = found.keys() - {each.name for each in fields(EngineProfile)}
+        if unknown:
+            raise ConfigError(f"{path}: an engine profile has no {min(unknown)[:40]!a}")
+        return msgspec.convert(found, EngineProfile)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None

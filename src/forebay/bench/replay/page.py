@@ -30,7 +30,7 @@ def render_page(record: ReplayRecord) -> str:
         f"<p>{record.requests:,} requests, {record.distinct_blocks:,} distinct blocks of {record.block_tokens} "
         f"tokens, on {record.accelerators} x {escaped(record.profile)}, {record.pace:g} times as fast as recorded. The "
         "engine, its flow and its policies are the real ones; devices, accelerators and the clock are models, and "
-        "decode is left out.</p>",
+        f"decode is left out. {escaped(record.fleet_text)}</p>",
         _table(record.outcomes),
         *_plot(record, "Hits, share of the full blocks asked for", _hits, lambda value: f"{value:.0%}", 1.0),
         *_plot(record, "Time to first token, p50", lambda each: each.ttft_p50_s, seconds_text),

@@ -54,6 +54,6 @@ def print_report(record: ReplayRecord, console: Console) -> None:
     console.print(table)
     console.print(
         "Hits: of the full blocks asked for, those that are stored when a request is planned; loaded: of all prompt "
-        "tokens, those that were not computed. Without decode.",
+        "tokens, those that were not computed. Without decode. " + record.fleet_text,
         soft_wrap=True,
     )

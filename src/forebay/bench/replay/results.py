@@ -78,3 +78,13 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     pace: float
     seed: int
     outcomes: tuple[Outcome, ...]
+
+    @property
+    def fleet_text(self) -> str:
+        """What is not true of a fleet's times here; empty for one instance."""
+        if self.accelerators == 1:
+            return ""
+        return (
+            f"The {self.accelerators} instances are one that prefills {self.accelerators} times as fast: where few "
+            "requests are under way, a prompt is computed that much sooner than one instance could."
+        )
