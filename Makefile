@@ -57,6 +57,7 @@ kernel: ## compile the file tier's kernel in this checkout, after a change to it
 
 bench: $(VENV)/.installed ## the benchmarks of bench/
 	$(BIN)/python bench/index_lookup.py
+	$(BIN)/python bench/replay_speed.py
 	$(BIN)/python bench/load_or_compute.py --every 16 --out $(VENV)/bench
 
 mutants: $(VENV)/.installed ## put known bugs back one at a time; each must be caught

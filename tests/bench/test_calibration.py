@@ -6,6 +6,7 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -47,6 +48,7 @@ def test_most_of_it_is_predicted_and_no_more_than_ten_parameters_are_fitted(vali
     assert len(predicted) == 17
 
 
+SIM_VALIDATE: Any = cli.commands["sim"].commands["validate"]  # type: ignore[attr-defined]
 BOUNDS = {
     Quantity.TTFT_P50: 0.06, Quantity.TTFT_P90: 0.11, Quantity.TTFT_P99: 0.11, Quantity.TTFT_MEAN: 0.16,
     Quantity.TPOT_P50: 0.32, Quantity.THROUGHPUT: 0.10, Quantity.READ_PEAK: 0.02, Quantity.READ_BUSY: 0.15,
@@ -109,7 +111,7 @@ def test_the_command_fails_where_the_model_is_wrong_and_not_where_it_is_right(
     wrong = validate(assumed=Assumptions(order=Order.FAIR_SOJOURN, hosting=Hosting.OVERLAPPED))
     assert not wrong.is_met
     for found, code in ((wrong, 1), (validation, 0)):
-        monkeypatch.setattr("forebay.cli.sim.validate", lambda progress, found=found: found)
+        monkeypatch.setitem(SIM_VALIDATE.callback.__globals__, "validate", lambda progress, found=found: found)
         assert run_cli(["sim", "validate", "--out", str(tmp_path)]) == code
     assert (tmp_path / "sim-validation.json").exists()
 

@@ -62,6 +62,12 @@ def test_what_can_hit_hits_and_what_is_not_loaded_is_computed(trace: Path) -> No
     assert sum(each.read_bytes_per_s for each in outcome.bins) * 60 == pytest.approx(outcome.read_bytes)
 
 
+def test_a_replay_ends_with_the_last_write_where_nothing_else_is_under_way(trace: Path) -> None:
+    outcome = only(run(trace, requests=1))
+    assert outcome.written_bytes == 8 * BLOCK_BYTES
+    assert len(outcome.bins) == 1
+
+
 def test_a_larger_tier_hits_more_and_a_slower_medium_is_slower(trace: Path) -> None:
     record = run(trace, disk_bytes=(100 * BLOCK_BYTES, 10**12), dram_bytes=(64 * BLOCK_BYTES,))
     small, large = record.outcomes

@@ -130,6 +130,7 @@ class SimHost:
                     self._admit()
                 return
             self._end_step(now_ns)
+            self._offer()  # now: nothing else may ever happen after the last step
         self._admit()
         if not (self._hosting is Hosting.BLOCKING and self._loading):
             self._begin_step(now_ns)
