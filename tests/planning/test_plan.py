@@ -420,8 +420,8 @@ def test_few_reads_in_flight_do_not_reach_a_distant_mediums_ceiling() -> None:
         ('kind = "sata"', 'together = ["tape"]', "'tape' is no candidate"),
         ('kind = "sata"', 'together = ["NVMe, PCIe 4", "NVMe, PCIe 4"]', "names a candidate twice"),
         ('read = "6.9GB/s"', 'curve = "\\u0000"', "cannot read the curve"),
-        ("requests_per_s = 0.02", "requests_per_s = 1e-300", "workload.requests_per_s"),
-        ("prefill_tokens_per_s = 6000", "prefill_tokens_per_s = 1e-300", "engine.prefill_tokens_per_s"),
+        ("requests_per_s = 0.02", "requests_per_s = 1e-9", "workload.requests_per_s"),
+        ("prefill_tokens_per_s = 6000", "prefill_tokens_per_s = 1e-9", "engine.prefill_tokens_per_s"),
         ("reuse = 0.7", 'trace = { kind = "trace", options = { path = "no.jsonl" } }', "cannot read the trace"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ _MOST_FILE_BYTES = 1 << 20
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Positive = Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]
+Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
