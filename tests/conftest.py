@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,9 @@ pytest.register_assert_rewrite("forebay.testing.tier_contract")  # here, before 
 
 settings.register_profile("forebay", deadline=None)  # a busy machine is no failure
 settings.load_profile("forebay")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

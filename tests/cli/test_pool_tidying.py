@@ -65,7 +65,6 @@ def test_scrub_is_paced_and_goes_on_after_an_interrupt(root: Path, capsys: Captu
     """At 8 KiB/s the second block comes after a second: interrupted before it, in a real process."""
     program = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell of a job in the background has it ignored
 time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGINT)
 from forebay.cli import main
 main()
