@@ -12,6 +12,7 @@ import msgspec
 from forebay.assemble import Named
 from forebay.bench.units import parse_bytes, parse_rate
 from forebay.errors import ConfigError
+from forebay.sim.files import read_small
 from forebay.sim.hfconfig import read_model
 from forebay.sim.models import find_model
 from forebay.sim.sizing import FORMATS, KvFormat, KvModel, Layout
@@ -175,13 +176,7 @@ class PlanFile(_Part, frozen=True, kw_only=True):
 
 def read_plan(path: Path) -> PlanFile:
     """Raises ConfigError with the file and what in it is wrong."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MOST_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than {_MOST_FILE_BYTES} bytes: is it a plan?")
+    content = read_small(path, _MOST_FILE_BYTES, "a plan")
     try:
         found: Any = tomllib.loads(content.decode())
         plan = msgspec.convert(found, PlanFile)

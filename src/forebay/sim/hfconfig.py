@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.sim.files import read_small
 from forebay.sim.sizing import (
     FORMATS,
     FullAttention,
@@ -63,13 +64,7 @@ class _Config(msgspec.Struct):
 def read_model(path: Path) -> KvModel:
     """Raises ConfigError for what cannot be read, or describes a cache that this arithmetic does not know."""
     file = path / "config.json" if path.is_dir() else path
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    if len(text) > _MOST_BYTES:
-        raise ConfigError(f"{file} is larger than {_MOST_BYTES} bytes: is it a model's config.json?")
+    text = read_small(file, _MOST_BYTES, "a model's config.json")
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
         inner = found.get("text_config", found)

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.sim.files import read_small
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
 _Rate = Annotated[float, msgspec.Meta(ge=1)]
@@ -112,13 +113,7 @@ def profile_named(name: str, folder: Path = Path()) -> EngineProfile:
 
 def read_profile(path: Path) -> EngineProfile:
     """A measured one: TOML with the fields of `EngineProfile`. Raises ConfigError for anything else."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the profile {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MOST_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than {_MOST_FILE_BYTES} bytes: is it an engine's profile?")
+    content = read_small(path, _MOST_FILE_BYTES, "an engine's profile", "the profile ")
     try:
         found: dict[str, Any] = tomllib.loads(content.decode())
         unknown = found.keys() - {each.name for each in fields(EngineProfile)}
