@@ -130,6 +130,29 @@ def test_a_root_that_goes_and_comes_back(tmp_path: Path, lines: list[str]) -> No
     tier.close()
 
 
+def test_a_root_that_went_counts_with_its_blocks(tmp_path: Path) -> None:
+    """Two stores on one pool, so that what the others write counts as well."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    stored_bytes = open_tier(tmp_path / "sample").spec.stored_bytes
+    tiers = [open_tier(a, b, capacity_bytes=40 * stored_bytes) for _ in range(2)]
+    for tier, numbers in zip(tiers, (NUMBERS[:20], NUMBERS[20:40]), strict=True):
+        put(tier, numbers, BLOCK_BYTES)
+    there = held_in(a)
+    b.rename(tmp_path / "unplugged")
+    for tier in tiers:
+        assert readable(tier) == there
+        assert set(write_all(tier, NUMBERS[40:], BLOCK_BYTES)) == {Outcome.FULL}
+        assert tier.used_bytes == 40 * stored_bytes
+    gone = sorted(there)[:5]
+    assert set(tiers[0].delete([key_of(number) for number in gone])) == {Outcome.OK}
+    assert write_all(tiers[1], NUMBERS[40:], BLOCK_BYTES).count(Outcome.OK) == 5
+    (tmp_path / "unplugged").rename(b)
+    for tier in tiers:
+        assert len(readable(tier)) == 40
+        assert tier.used_bytes == 40 * stored_bytes
+        tier.close()
+
+
 def test_an_empty_mount_point_is_not_taken_for_the_root(tmp_path: Path, lines: list[str]) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     tier = open_tier(a, b)

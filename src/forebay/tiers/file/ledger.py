@@ -12,7 +12,7 @@ from forebay.types import BlockKey, Change, ChangeKind
 
 
 class Ledger:
-    """Thread-safe. Roots that are not there do not count."""
+    """Thread-safe. A root that went counts with what it held: it comes back with its blocks."""
 
     def __init__(
         self,
@@ -29,19 +29,23 @@ class Ledger:
         self._capacity_bytes, self._quota_bytes, self._budget_bytes = capacity_bytes, quota_bytes, budget_bytes
         self._now_s = now_s
 
-    def _catalogues(self) -> list[Catalogue]:
+    def _present(self) -> list[Catalogue]:
         return [root.catalogue for root in self._roots if root.catalogue is not None and root.health.is_present]
+
+    def _known(self) -> list[Catalogue]:
+        """Of roots that were there once: what a catalogue knows is in memory, so one that went can still be asked."""
+        return [root.catalogue for root in self._roots if root.catalogue is not None]
 
     @property
     def used_bytes(self) -> int:
         """Bytes that blocks occupy or are about to, over all processes."""
-        return sum(catalogue.used_bytes for catalogue in self._catalogues())
+        return sum(catalogue.used_bytes for catalogue in self._known())
 
     def room_bytes(self) -> int:
         """What this store may still write; negative when there is too much already."""
         room_bytes = self._capacity_bytes - self.used_bytes
         if self._quota_bytes is not None:
-            used_bytes = sum(catalogue.tenant_bytes(self.tenant) for catalogue in self._catalogues())
+            used_bytes = sum(catalogue.tenant_bytes(self.tenant) for catalogue in self._known())
             room_bytes = min(room_bytes, self._quota_bytes - used_bytes)
         return room_bytes
 
@@ -54,12 +58,12 @@ class Ledger:
         """
 
         def room_bytes() -> int:
-            for catalogue in self._catalogues():
+            for catalogue in self._present():
                 catalogue.catch_up()
             return self.room_bytes()
 
         reserved = root.reserve(keys, room_bytes)
-        if len(self._catalogues()) == 1 or room_bytes() >= 0:
+        if len(self._known()) == 1 or room_bytes() >= 0:
             return reserved
         taken = frozenset(keys) - reserved.refused
         root.settle(taken)
@@ -67,15 +71,15 @@ class Ledger:
 
     def catch_up(self) -> None:
         """Read what other processes have written."""
-        for catalogue in self._catalogues():
+        for catalogue in self._present():
             catalogue.refresh()
 
     def spaces(self) -> list[Space]:
-        return [space for catalogue in self._catalogues() for space in catalogue.spaces()]
+        return [space for catalogue in self._present() for space in catalogue.spaces()]
 
     def take_changes(self) -> list[Change]:
         """What is no longer so is left out: it was written anew, or somebody else has told of it."""
-        catalogues = self._catalogues()
+        catalogues = self._present()
         changes = [change for catalogue in catalogues for change in catalogue.take_changes()]
         return [
             change
@@ -88,5 +92,5 @@ class Ledger:
         if self._budget_bytes is None:
             return None
         now_s = self._now_s()
-        written_bytes = sum(catalogue.meter.today(now_s) for catalogue in self._catalogues())
+        written_bytes = sum(catalogue.meter.today(now_s) for catalogue in self._known())
         return max(0, self._budget_bytes - written_bytes)

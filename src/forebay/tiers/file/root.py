@@ -169,6 +169,8 @@ class Root:
                 trouble = str(error)
             except ConfigError as error:
                 trouble = str(error)
+            if marker is None and self.health.is_present and self.catalogue is not None:
+                self.catalogue.catch_up()  # while it is away, what the others have written there counts as well
         with self._lock:
             if marker is not None and self.root_id in (None, bytes.fromhex(marker.root_id)):
                 if not self.health.is_present:

@@ -116,7 +116,7 @@ class Findings:
             case Sample():
                 self.incarnations = max(self.incarnations, line.incarnation + 1)
                 self._add_report(line, line.report)
-            case Look() if not self._has_returned(line.elapsed_s):
+            case Look():
                 self._most_pool_bytes = max(self._most_pool_bytes or 0, line.pool_bytes)
             case Strike():
                 self.struck = max(self.struck, line.number + 1)
@@ -130,12 +130,6 @@ class Findings:
                 self._crashes.append(f"worker {line.worker} was killed and does not end: it waits for a device")
             case Closing():
                 self.closing = line
-
-    def _has_returned(self, at_s: float) -> bool:
-        """Whether a lost root has come back just now: with its blocks the pool is too large, until some are evicted."""
-        settle_s = self._options.settle_s
-        lost = (fault for fault in self._faults if fault.kind in (FaultKind.LOST, FaultKind.PULLED))
-        return any(fault.ends_s <= at_s <= fault.ends_s + settle_s for fault in lost)
 
     def _add_report(self, sample: Sample, report: Report) -> None:
         self._rests += 1
