@@ -420,11 +420,28 @@ def test_blocks_stored_by_kv_head_come_back_together_or_not_at_all(filled: Fille
         running.check_at_rest()
 
 
-def test_short_hits_are_computed_if_the_operator_says_so(filled: Filled, tmp_path: Path) -> None:
-    with engine(filled.model, filled.copy(tmp_path), extra={"min_load_tokens": 10 * B}) as running:
+def test_hits_that_are_short_or_slow_to_load_are_computed(filled: Filled, tmp_path: Path) -> None:
+    fast = {"kind": "measured", "options": {"prefill_tokens_per_s": 1e12}}
+    extra = {"min_load_tokens": 10 * B, "load_or_compute": fast}
+    with engine(filled.model, filled.copy(tmp_path), extra=extra) as running:
         with running.growth("hit_blocks") as grown:
             assert running.answer([PROMPTS[4], LONG[0]]) == [filled.answers[4], filled.long_answers[0]]
         assert grown == {"hit_blocks": loadable(LONG[0])}
+        with running.growth("hit_blocks") as grown:
+            assert running.answer(LONG[1:3]) == filled.long_answers[1:3]
+            assert running.answer(LONG[3:]) == filled.long_answers[3:], "by now it is known how long loads take"
+        assert grown == {"hit_blocks": loadable(*LONG[1:3])}
+        running.check_at_rest()
+
+
+def test_half_of_a_hit_is_loaded_and_the_rest_computed(filled: Filled, tmp_path: Path) -> None:
+    with engine(filled.model, filled.copy(tmp_path), extra={"load_or_compute": {"kind": "own_rules.half"}}) as running:
+        for _ in range(2):
+            with running.growth("hit_blocks", "failed_blocks") as grown:
+                assert running.answer(LONG) == filled.long_answers
+            assert grown == {"hit_blocks": loadable(*LONG) // 2, "failed_blocks": 0}
+            running.check_at_rest()
+            running.make_cold()
 
 
 def test_reset_forgets_for_this_engine_and_for_the_next(filled: Filled, tmp_path: Path) -> None:
