@@ -187,15 +187,29 @@ def test_a_real_device_keeps_modest_promises_and_breaks_bold_ones(tmp_path: Path
     (tmp_path / "modest").mkdir()
     (tmp_path / "bold").mkdir()
     modest = plan_file(
-        tmp_path / "modest", read_bytes_per_s=1e4, write_bytes_per_s=1e4, read_p99_s=100, write_p99_s=100
+        tmp_path / "modest",
+        read_bytes_per_s=1e4,
+        write_bytes_per_s=1e4,
+        read_p99_s=100,
+        write_p99_s=100,
+        read_worst_s=100,
+        write_worst_s=100,
     )
     record = run_plan(read_plan(modest), tmp_path / "modest/out")
     assert record.outcome is (Outcome.PASS if is_on_disk else Outcome.INVALID), record.results
     [result] = record.results
     kinds = [each.name.partition("@")[0] for each in result.checks]
     assert kinds == [
-        "wrong_bytes", "read_bandwidth", "read_latency_p99", "write_bandwidth", "write_latency_p99", "mtu_bytes",
+        "wrong_bytes", "read_bandwidth", "read_latency_p99", "read_latency_worst",
+        "write_bandwidth", "write_latency_p99", "write_latency_worst", "mtu_bytes",
     ]  # fmt: skip
+    for verb in ("read", "write"):
+        p99, worst = (
+            next(c for c in result.checks if f"{verb}_latency_{tail}@" in c.name) for tail in ("p99", "worst")
+        )
+        assert p99.measured is not None
+        assert worst.measured is not None
+        assert 0 < 0.9 * p99.measured < worst.measured, "fio puts a p99 into bins"
     assert any("not readable" in words for words in result.reasons) or "pcie_width" in result.reasons[0]
     topology = json.loads((tmp_path / "modest/out/g1/topology.json").read_text())
     assert topology[-1]["interface"] == "lo"

@@ -168,7 +168,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 REPORT = """fio: a note of its own
 {"jobs": [{"usr_cpu": 1.0, "sys_cpu": 9.0, "read": {"io_bytes": 1000000000, "bw_bytes": 2000000000,
- "clat_ns": {"percentile": {"50.000000": 1000000, "99.000000": 3000000}}}}]}"""
+ "clat_ns": {"max": 9000000, "percentile": {"50.000000": 1000000, "99.000000": 3000000}}}}]}"""
 
 
 def fio_job(engine: FioEngine, direction: Direction = Direction.READS) -> FioJob:
@@ -177,7 +177,7 @@ def fio_job(engine: FioEngine, direction: Direction = Direction.READS) -> FioJob
 
 def test_what_fio_is_told_and_what_it_says() -> None:
     found = parse(REPORT, fio_job(FioEngine.PSYNC))
-    assert (found.wall_s, found.p50_s, found.p99_s) == (0.5, 0.001, 0.003)
+    assert (found.wall_s, found.p50_s, found.p99_s, found.worst_s) == (0.5, 0.001, 0.003, 0.009)
     assert found.core_s == pytest.approx(4 * 0.5 * 0.1)  # four threads
     assert parse(REPORT, fio_job(FioEngine.LIBAIO)).core_s == pytest.approx(0.5 * 0.1)
     told = arguments(fio_job(FioEngine.PSYNC))
@@ -209,7 +209,7 @@ places = told.get("filename", told.get("directory")).split(":")
 assert all(os.path.exists(place) for place in places), places
 rate = dict(psync=10**15, libaio=2 * 10**15)[told["ioengine"]]
 side = dict(io_bytes=int(told.get("io_size", told["bs"])), bw_bytes=rate)
-side["clat_ns"] = dict(percentile={{"50.000000": 1000, "99.000000": 2000}})
+side["clat_ns"] = dict(max=3000, percentile={{"50.000000": 1000, "99.000000": 2000}})
 print(json.dumps(dict(jobs=[{{"usr_cpu": 1.0, "sys_cpu": 1.0, told["rw"]: side}}])))
 """
 

@@ -121,7 +121,7 @@ def test_every_check_that_a_gate_makes_is_translated() -> None:
     }
     assert found >= {"wrong_bytes", "rss_growth", "fault_seen", "repeat_drift", "tokens_equal", "requests"}
     for verb in ("read", "write"):  # these are put together
-        found |= {f"{verb}_bandwidth", f"{verb}_latency_p99"}
+        found |= {f"{verb}_bandwidth", f"{verb}_latency_p99", f"{verb}_latency_worst"}
     found |= {"pcie_width", "pcie_gt_per_s", "numa_node", "speed_mbit_per_s", "mtu_bytes", "pause_rx", "pause_tx"}
     assert found - set(texts.CHECK_NAMES) == set()
 

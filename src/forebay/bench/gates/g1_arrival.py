@@ -38,6 +38,9 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     read_p99_s: float | None = None
     """Of one block, with `in_flight` of them on their way."""
     write_p99_s: float | None = None
+    read_worst_s: float | None = None
+    """Of the slowest block of all rounds."""
+    write_worst_s: float | None = None
     pcie_width: int | None = None
     """Lanes, of each disk under the directory."""
     pcie_gt_per_s: float | None = None
@@ -157,11 +160,11 @@ def device_checks(promise: Promise, record: Record, doubt: str) -> Iterator[Chec
     """At each block size and depth, the best control against what was promised. `doubt`: why it is no disk."""
     doubts = "; ".join(record.verdict.reasons) if record.verdict.validity is Validity.INVALID else ""
     limits = {
-        Direction.READS: ("read", promise.read_bytes_per_s, promise.read_p99_s),
-        Direction.WRITES: ("write", promise.write_bytes_per_s, promise.write_p99_s),
+        Direction.READS: ("read", promise.read_bytes_per_s, promise.read_p99_s, promise.read_worst_s),
+        Direction.WRITES: ("write", promise.write_bytes_per_s, promise.write_p99_s, promise.write_worst_s),
     }
     for cell in dict.fromkeys(each.cell for each in record.summaries):
-        verb, bytes_per_s, p99_s = limits[cell.direction]
+        verb, bytes_per_s, p99_s, worst_s = limits[cell.direction]
         where = f"{block_text(cell.block_bytes)}, {cell.depth} in flight, {promise.path}"
         best = _best([each for each in record.summaries if each.cell == cell and each.contestant != TIER])
         invalid = doubts if cell.direction is Direction.READS else doubt
@@ -171,6 +174,9 @@ def device_checks(promise: Promise, record: Record, doubt: str) -> Iterator[Chec
         if p99_s is not None:
             measured = best.p99_s if best else None
             yield check(f"{verb}_latency_p99@{where}", measured, Bound.AT_MOST, p99_s, "s", invalid=invalid)
+        if worst_s is not None:
+            measured = best.worst_s if best else None
+            yield check(f"{verb}_latency_worst@{where}", measured, Bound.AT_MOST, worst_s, "s", invalid=invalid)
 
 
 def _best(controls: Sequence[Summary]) -> Summary | None:

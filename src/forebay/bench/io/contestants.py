@@ -37,6 +37,7 @@ class Timed:
     core_s: float
     p50_s: float
     p99_s: float
+    worst_s: float
     all_bytes: int
     """With what was moved beside the timed pass, to time single blocks."""
 
@@ -94,7 +95,7 @@ class TierContestant:
         self._must_be_ok(outcomes)
         took_s = self._one_by_one(cell, turn)
         return Timed(
-            setting.moved_bytes, wall_s, used_s, percentile(took_s, 0.5), percentile(took_s, 0.99),
+            setting.moved_bytes, wall_s, used_s, percentile(took_s, 0.5), percentile(took_s, 0.99), max(took_s),
             setting.moved_bytes + len(took_s) * setting.block_bytes,
         )  # fmt: skip
 
@@ -146,7 +147,9 @@ class ThreadsContestant:
         took_s = in_threads(cell.depth, range(len(paths)), lambda i: one(paths[i], setting.views[i]))
         wall_s, used_s = time.perf_counter() - began_s, core_s() - began_core_s
         moved_bytes = setting.moved_bytes
-        return Timed(moved_bytes, wall_s, used_s, percentile(took_s, 0.5), percentile(took_s, 0.99), moved_bytes)
+        return Timed(
+            moved_bytes, wall_s, used_s, percentile(took_s, 0.5), percentile(took_s, 0.99), max(took_s), moved_bytes
+        )
 
     def clear(self) -> None:
         for path in self._new_paths():
@@ -185,7 +188,9 @@ class FioContestant:
         places = setting.control_files if cell.direction is Direction.READS else setting.directories
         job = FioJob(self._engine, cell.direction, places, setting.block_bytes, cell.depth, len(setting.keys))
         found = run_fio(self._fio, job)
-        return Timed(found.moved_bytes, found.wall_s, found.core_s, found.p50_s, found.p99_s, found.moved_bytes)
+        return Timed(
+            found.moved_bytes, found.wall_s, found.core_s, found.p50_s, found.p99_s, found.worst_s, found.moved_bytes
+        )
 
     def clear(self) -> None:
         """fio removes its files itself."""

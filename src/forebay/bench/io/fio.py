@@ -51,6 +51,7 @@ class FioRun:
     core_s: float
     p50_s: float
     p99_s: float
+    worst_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +116,16 @@ def parse(output: str, job: FioJob) -> FioRun:
         found: Any = msgspec.json.decode(output[output.index("{") :])
         [group] = found["jobs"]
         side = group["read" if job.direction is Direction.READS else "write"]
-        latency = side["clat_ns"]["percentile"]
+        latency = side["clat_ns"]
         wall_s = side["io_bytes"] / side["bw_bytes"]
         threads = job.depth if job.engine is FioEngine.PSYNC else 1
         return FioRun(
             moved_bytes=side["io_bytes"],
             wall_s=wall_s,
             core_s=(group["usr_cpu"] + group["sys_cpu"]) / 100 * wall_s * threads,
-            p50_s=latency["50.000000"] / 1e9,
-            p99_s=latency["99.000000"] / 1e9,
+            p50_s=latency["percentile"]["50.000000"] / 1e9,
+            p99_s=latency["percentile"]["99.000000"] / 1e9,
+            worst_s=latency["max"] / 1e9,
         )
     except (ValueError, KeyError, TypeError, ZeroDivisionError, msgspec.DecodeError) as error:
         raise FioFailed(f"fio's report cannot be read ({type(error).__name__}: {error})") from None

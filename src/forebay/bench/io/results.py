@@ -52,6 +52,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     p50_s: float
     """Of one block, from asking for it to having it, with `depth` of them in flight."""
     p99_s: float
+    worst_s: float | None = None
+    """None in records of versions that did not write it."""
 
     @property
     def gb_per_s(self) -> float:
@@ -59,7 +61,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the rounds."""
+    """Medians over the rounds; of the longest that a block took, the worst."""
 
     cell: Cell
     contestant: str
@@ -68,6 +70,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     core_s_per_gb: float
     p50_s: float
     p99_s: float
+    worst_s: float | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,7 @@ def summarize(passes: Sequence[Pass]) -> tuple[Summary, ...]:
             core_s_per_gb=statistics.median(each.core_s / (each.moved_bytes / 1e9) for each in group),
             p50_s=statistics.median(each.p50_s for each in group),
             p99_s=statistics.median(each.p99_s for each in group),
+            worst_s=max((each.worst_s for each in group if each.worst_s is not None), default=None),
         )
         for (cell, contestant, load), group in groups.items()
     )

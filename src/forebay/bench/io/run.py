@@ -252,6 +252,7 @@ class _Bench:
                 others_cores=others.cores(),
                 p50_s=found.p50_s,
                 p99_s=found.p99_s,
+                worst_s=found.worst_s,
             )
         )
 

@@ -221,6 +221,8 @@ CHECK_NAMES = {
     "write_bandwidth": Text("raw writes of the device", "设备裸写带宽"),
     "read_latency_p99": Text("p99 of reading one block", "读一个块的 p99"),
     "write_latency_p99": Text("p99 of writing one block", "写一个块的 p99"),
+    "read_latency_worst": Text("slowest read of one block", "读一个块的最长时间"),
+    "write_latency_worst": Text("slowest write of one block", "写一个块的最长时间"),
     "pcie_width": Text("PCIe lanes in use", "在用的 PCIe 通道数"),
     "pcie_gt_per_s": Text("PCIe speed in use", "在用的 PCIe 速率"),
     "numa_node": Text("NUMA node", "NUMA 节点"),
