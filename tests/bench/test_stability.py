@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from forebay.bench.evidence import Kernel, Medium
 from forebay.bench.files import CannotWrite
 from forebay.bench.gates.gate import Workplace
-from forebay.bench.gates.stability import supervisor
+from forebay.bench.gates.stability import disks, supervisor
 from forebay.bench.gates.stability.disks import Disks
 from forebay.bench.gates.stability.faults import is_quiet, schedule
 from forebay.bench.gates.stability.findings import Findings
@@ -251,6 +252,46 @@ def test_roots_that_answer_with_errors(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "b").write_bytes(b"no directory")
     with pytest.raises(CannotWrite, match="bring its device back, and give the command again"):
         found.find()
+
+
+def test_a_root_that_does_not_answer_holds_up_no_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    found = Disks([tmp_path / "a", tmp_path / "b"], notes.append, patience_s=0.05)
+    found.make()
+    found.take_away(1)
+    answers, asked, lstat = threading.Event(), threading.Semaphore(0), Path.lstat
+
+    def hangs(path: Path) -> os.stat_result:
+        if path.is_relative_to(tmp_path / "a"):
+            asked.release()
+            answers.wait(60)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", hangs)
+    found.bring_back_all()
+    assert (tmp_path / "b/disk").is_dir(), "the other root is unhurt"
+    assert notes == ["rename hung"]
+    found.bring_back_late()
+    assert found.look(100) is None
+    with pytest.raises(TimeoutError):
+        found.check_there()
+    with pytest.raises(CannotWrite, match="does not answer"):
+        found.find()
+    assert notes == ["rename hung"], "once"
+    assert asked.acquire(timeout=60)
+    assert not asked.acquire(blocking=False), "it is not asked again meanwhile"
+    answers.set()
+    hung = next(each for each in threading.enumerate() if each.name == "forebay-gate-disks")
+    hung.join(60)
+    found.bring_back_late()
+    found.check_there()
+    assert found.look(100) == 0
+    answers.clear()
+    monkeypatch.setattr(disks, "file_bytes", lambda pool: answers.wait(60))
+    assert found.look(100) is None
+    assert found.look(100) is None
+    assert notes == ["rename hung", "look hung"]
+    answers.set()
 
 
 @given(

@@ -3,7 +3,8 @@
 In each root: <the gate's directory>/disk/pool. `disk` is what is renamed away when a root is lost: so the pool's parent
 is gone too, as with a disk that is not mounted, and nobody makes a new pool in its place.
 
-A device may really go while the gate runs. Then looks see what is there, and renames that fail are noted.
+A device may really go while the gate runs. Then looks see what is there, and renames that fail are noted. One that no
+longer answers holds up a thread, and not the gate: what it was asked is noted as hung, and it is left alone.
 """
 
 from __future__ import annotations
@@ -12,20 +13,60 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from forebay.bench.files import CannotWrite
 
 _LOOKS_AGAIN = 3
+_ANSWERS_WITHIN_S = 30.0
+"""A look at some million files takes seconds."""
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Asks one device, in a thread of its own: it may never answer."""
+
+    def __init__(self, patience_s: float = _ANSWERS_WITHIN_S) -> None:
+        self._patience_s = patience_s
+        self._last: Future[object] | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether what was done last has not ended yet."""
+        return self._last is not None and not self._last.done()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Raises what `work` raises, and TimeoutError when it takes too long, or something before it hangs still."""
+        if self.hangs:
+            raise TimeoutError("the device does not answer")
+        found: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(work())
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._last = found  # type: ignore[assignment]
+        threading.Thread(target=run, name="forebay-gate-disks", daemon=True).start()
+        return found.result(self._patience_s)
 
 
 class Disks:
     """Of one gate, a place for each root."""
 
-    def __init__(self, scratches: Sequence[Path], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, scratches: Sequence[Path], note: Callable[[str], None], patience_s: float = _ANSWERS_WITHIN_S
+    ) -> None:
         """`note` hears of each kind of error once for each place."""
         self._scratches, self._note = tuple(scratches), note
+        self._asides = tuple(Aside(patience_s) for _ in scratches)
         self._places = tuple(scratch / "disk" for scratch in scratches)
         self._noted: set[tuple[Path, str]] = set()
         self._late: set[int] = set()
@@ -44,22 +85,22 @@ class Disks:
     def find(self) -> None:
         """As they were left. Raises CannotWrite for a device that is not back yet."""
         self.bring_back_all()
-        for place in self._places:
+        for aside, place in zip(self._asides, self._places, strict=True):
             try:
-                place.mkdir(parents=True, exist_ok=True)
+                aside.do(partial(place.mkdir, parents=True, exist_ok=True))
             except OSError as error:
                 raise CannotWrite(
-                    f"{place} cannot be used ({error.strerror}): bring its device back, and give the command again"
+                    f"{place} cannot be used ({error.strerror or error}): bring its device back, and give the command "
+                    "again"
                 ) from None
 
     def take_away(self, number: int) -> None:
-        place = self._places[number]
-        self._rename(place, _away(place))
+        self._rename(number, self._places[number], _away(self._places[number]))
 
     def bring_back(self, number: int) -> None:
         """If it is away."""
         place = self._places[number]
-        if _is_there(_away(place)) and not self._rename(_away(place), place):
+        if self._is_away(number) and not self._rename(number, _away(place), place):
             self._late.add(number)
         else:
             self._late.discard(number)
@@ -72,40 +113,57 @@ class Disks:
         for number in tuple(self._late):
             self.bring_back(number)
 
-    def _rename(self, place: Path, to: Path) -> bool:
+    def _is_away(self, number: int) -> bool:
         try:
-            place.rename(to)
+            return self._asides[number].do(partial(_is_there, _away(self._places[number])))
+        except TimeoutError:
+            return True
+
+    def _rename(self, number: int, place: Path, to: Path) -> bool:
+        try:
+            self._asides[number].do(partial(place.rename, to))
         except OSError as error:
-            kind = errno.errorcode.get(error.errno or 0, "failed")
+            kind = errno.errorcode.get(error.errno or 0, "hung" if self._asides[number].hangs else "failed")
             if (place, kind) not in self._noted:
                 self._noted.add((place, kind))
                 self._note(f"rename {kind}")
             return False
         return True
 
-    def look(self, capacity_bytes: int) -> int:
-        """Bytes in the pool. A look takes a while: a block that goes meanwhile and the one that comes in its place may
-        both be counted, so what is above the capacity is looked at again."""
-        looks = [self.pool_bytes()]
-        while looks[-1] > capacity_bytes and len(looks) < _LOOKS_AGAIN:
-            looks.append(self.pool_bytes())
+    def look(self, capacity_bytes: int) -> int | None:
+        """Bytes in the pool; None when a device does not say. A look takes a while: a block that goes meanwhile and the
+        one that comes in its place may both be counted, so what is above the capacity is looked at again."""
+        if any(aside.hangs for aside in self._asides):
+            return None
+        try:
+            looks = [self.pool_bytes()]
+            while looks[-1] > capacity_bytes and len(looks) < _LOOKS_AGAIN:
+                looks.append(self.pool_bytes())
+        except TimeoutError:
+            self._note("look hung")
+            return None
         return min(looks)
 
     def pool_bytes(self) -> int:
-        """Of the roots that are there: a lost one has left the pool with its blocks."""
-        return sum(file_bytes(pool) for pool in self.pools)
+        """Of the roots that are there. Raises TimeoutError when one does not answer."""
+        return sum(aside.do(partial(file_bytes, pool)) for aside, pool in zip(self._asides, self.pools, strict=True))
 
     def check_there(self) -> None:
         """Raises OSError when one of them is gone, so that nothing can be said of what is left in it."""
-        for place in self._places:
-            os.listdir(place)
+        for aside, place in zip(self._asides, self._places, strict=True):
+            aside.do(partial(os.listdir, place))
 
     def temporary_files(self) -> int:
-        return sum(_count(pool / "tmp") for pool in self.pools)
+        """Raises TimeoutError when a device does not answer."""
+        return sum(
+            aside.do(partial(_count, pool / "tmp")) for aside, pool in zip(self._asides, self.pools, strict=True)
+        )
 
     def remove(self) -> None:
-        for scratch in self._scratches:
-            shutil.rmtree(scratch, ignore_errors=True)
+        """What a device that does not answer holds is left there."""
+        for aside, scratch in zip(self._asides, self._scratches, strict=True):
+            with contextlib.suppress(TimeoutError):
+                aside.do(partial(shutil.rmtree, scratch, ignore_errors=True))
 
 
 def _away(place: Path) -> Path:

@@ -197,7 +197,8 @@ class Supervisor:
                 self._end_fault(fault)
             if self._elapsed_s >= next_look_s:
                 self._disks.bring_back_late()
-                self._add(Look(elapsed_s=self._elapsed_s, pool_bytes=self._disks.look(self._options.capacity_bytes)))
+                if (pool_bytes := self._disks.look(self._options.capacity_bytes)) is not None:
+                    self._add(Look(elapsed_s=self._elapsed_s, pool_bytes=pool_bytes))
                 next_look_s = self._elapsed_s + self._options.look_s
             self._tell()
         self._end_faults()
