@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from model_kit import save_model, write_adapter
 from pool_files import DAMAGES, block_files, flip_a_byte, stored_bytes
+from schedule_kit import run_schedules
 from vllm_connector_kit import BLOCK_TOKENS, Engine, Tokens, block_file, engine, prompt
 
 from forebay.errors import ConfigError
@@ -173,34 +173,8 @@ class TestOneEngine:
         assert running.answer([PROMPTS[5]]) == [filled.answers[5]]
 
     def test_random_schedules(self, filled: Filled, running: Engine, pool: Path) -> None:
-        """Requests that share prefixes come, go and are aborted, while blocks are damaged and devices forget."""
-        counted = ("hit_blocks", "loads", "failed_blocks")
-        before = {name: running.metric(name) for name in counted}
-        for seed in range(200):
-            draw = random.Random(seed)
-            sent: dict[str, int] = {}
-            for number in range(draw.randint(1, 5)):
-                request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
-                sent[request_id] = choice
-                running.send(request_id, LIBRARY[choice])
-                for _ in range(draw.randint(0, 4)):
-                    running.step()
-                if draw.random() < 0.25:
-                    given_up = draw.choice(sorted(sent))
-                    running.abort(given_up)
-                    del sent[given_up]
-                if draw.random() < 0.2:
-                    with contextlib.suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
-                        draw.choice(DAMAGES)(draw.choice(block_files(pool)))
-            running.finish()
-            said = {request_id: running.answers[request_id] for request_id in sent}
-            assert said == {request_id: filled.library_answers[choice] for request_id, choice in sent.items()}, seed
-            running.answers.clear()
-            running.check_at_rest()
-            if draw.random() < 0.7:
-                running.make_cold()
-                running.end_doubts()
-        grown = {name: running.metric(name) - before[name] for name in counted}
+        with running.growth("hit_blocks", "loads", "failed_blocks") as grown:
+            run_schedules(running, LIBRARY, filled.library_answers, pool)
         assert grown["hit_blocks"] > 500, "blocks came from the pool"
         assert grown["loads"] > 100
         assert grown["failed_blocks"] > 0, "damage was met by loads"

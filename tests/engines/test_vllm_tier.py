@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from model_kit import save_model, write_adapter
 from native_kit import BLOCK_TOKENS, Engine, Tokens, engine, prompt, tier
 from pool_files import DAMAGES, block_files, remove, stored_bytes
+from schedule_kit import run_schedules
 
 from forebay.errors import ConfigError
 
@@ -195,34 +195,9 @@ class TestOneEngine:
         assert running.answer([PROMPTS[5]]) == [filled.answers[5]]
 
     def test_random_schedules(self, filled: Filled, running: Engine, pool: Path) -> None:
-        """Requests that share prefixes come, go and are aborted, while blocks are damaged and memory is emptied."""
         counted = ("hits", "failed_blocks kind=read outcome=corrupt")
         with running.growth(*counted) as grown:
-            for seed in range(200):
-                draw = random.Random(seed)
-                sent: dict[str, int] = {}
-                for number in range(draw.randint(1, 5)):
-                    request_id, choice = f"{seed}-{number}", draw.randrange(len(LIBRARY))
-                    sent[request_id] = choice
-                    running.send(request_id, LIBRARY[choice])
-                    for _ in range(draw.randint(0, 4)):
-                        running.step()
-                    if draw.random() < 0.25:
-                        given_up = draw.choice(sorted(sent))
-                        running.abort(given_up)
-                        del sent[given_up]
-                    if draw.random() < 0.2:
-                        with suppress(FileNotFoundError):  # set aside meanwhile, for an earlier damage
-                            draw.choice(DAMAGES)(draw.choice(block_files(pool)))
-                running.finish()
-                assert {name: running.answers[name] for name in sent} == {
-                    name: filled.library_answers[choice] for name, choice in sent.items()
-                }, seed
-                running.answers.clear()
-                running.check_at_rest()
-                if draw.random() < 0.7:
-                    running.make_cold()
-                    running.end_doubts()
+            run_schedules(running, LIBRARY, filled.library_answers, pool)
         assert grown["hits"] > 500, "blocks came from the pool"
         assert grown[counted[1]] > 0, "damage was met by loads"
 
